@@ -1,0 +1,1 @@
+"""Drills: scenarios on real processes, with a verdict and a report."""

@@ -1,0 +1,1 @@
+"""The node daemon: reads UPSes, decides by the core, acts."""

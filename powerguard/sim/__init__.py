@@ -1,0 +1,1 @@
+"""Public fakes: clock, battery, upsd, faults, world, scenarios."""

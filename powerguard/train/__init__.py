@@ -1,0 +1,1 @@
+"""The hook in the training process; the only room, beside the integrations, that knows torch."""
