@@ -83,7 +83,7 @@ class Beat(Message, frozen=True):
 
 
 class Promise(Message, frozen=True):
-    """"I will not pass boundary *edge* without a decision" (for at most the hold_max of the PREPARE)."""
+    """The word of a rank: I will not pass boundary *edge* undecided (for at most the hold_max of the PREPARE)."""
 
     seq: int
     edge: int
@@ -240,7 +240,5 @@ class Exit(Message, frozen=True):
     reason: str
 
 
-FromRank = (
-    Hello | Beat | Promise | Ack | Staged | Shard | SealWritten | Parked | Missed | Failed | Quiesced | Bye
-)
+FromRank = Hello | Beat | Promise | Ack | Staged | Shard | SealWritten | Parked | Missed | Failed | Quiesced | Bye
 ToRank = Welcome | Notice | Prepare | Decide | Seal | Sealed | Resume | Quiesce | Exit

@@ -1,0 +1,73 @@
+# powerguard: `make help` lists the targets. Everything lives in .venv; `make clean` removes it.
+PY      ?= python3
+VENV    ?= .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.made
+# The CPU build that CI uses. `make TORCH=torch` takes whatever PyPI offers (a CUDA build on Linux).
+TORCH   ?= $(shell ./.make/pick-torch)
+JSON    ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-node setup-nut check lint test fast drill bench golden clean
+
+help:           ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+setup: $(STAMP)/dev   ## a virtual environment with everything that tests and drills need
+
+$(STAMP)/venv: | .make/apt
+	@./.make/apt python "$(PY)"
+	@test -x $(BIN)/python || { echo "setup: making $(VENV) with $(PY)"; $(PY) -m venv $(VENV); }
+	@mkdir -p $(STAMP) && touch $@
+
+$(STAMP)/torch: $(STAMP)/venv
+	@echo "setup: installing $(TORCH) numpy (a minute or two, about 1 GB)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar on "$(TORCH)" numpy
+	@touch $@
+
+$(STAMP)/drill: $(STAMP)/torch pyproject.toml
+	@echo "setup: installing powerguard[node,train,drill] from this folder"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[node,train,drill]'
+	@touch $@
+
+$(STAMP)/dev: $(STAMP)/drill pyproject.toml
+	@echo "setup: installing the test tools"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python .make/group.py dev snmp)
+	@touch $@
+
+setup-nut:      ## real NUT, fio and file-system tools through apt, where that is possible
+	@./.make/apt nut
+
+check: $(STAMP)/dev   ## ruff, mypy --strict, import contracts, fast tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest -q -m "not slow and not e2e and not nut and not root"
+
+lint: $(STAMP)/dev    ## the first four of check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+fast: $(STAMP)/dev    ## fast tests only
+	$(BIN)/python -m pytest -q -m "not slow and not e2e and not nut and not root"
+
+test: setup-nut $(STAMP)/dev   ## sets up, then all tests, real parts included
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest -q
+
+drill: $(STAMP)/drill   ## sets up, then a blackout on this machine: simulated UPS, real daemon, real ranks
+	$(BIN)/powerguard drill blackout $(if $(JSON),--json)
+
+bench: $(STAMP)/dev   ## each benchmark prints one JSON line
+	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b --json || exit 1; done
+
+golden: $(STAMP)/dev   ## rewrites the golden stories; commit only what you understand and want
+	$(BIN)/python -m powerguard.sim.scenario --rewrite tests/scenarios
+
+clean:          ## removes what make made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
