@@ -91,7 +91,10 @@ class Promise(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
-    """An order was understood; *of* is the class name of the message acknowledged."""
+    """Either way: a message was understood and needn't be sent again; *of* is its class name.
+
+    A rank acknowledges orders, the daemon acknowledges deeds (once they are journalled).
+    """
 
     seq: int
     of: str
@@ -163,11 +166,12 @@ class Bye(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Answers HELLO."""
+    """Answers HELLO, or asks for one."""
 
     node: str
     phase: str
     seq: int  # the newest order so far
+    hello: bool = False  # this daemon doesn't know the rank: say HELLO (again)
 
 
 class Notice(Message, frozen=True):
@@ -241,4 +245,4 @@ class Exit(Message, frozen=True):
 
 
 FromRank = Hello | Beat | Promise | Ack | Staged | Shard | SealWritten | Parked | Missed | Failed | Quiesced | Bye
-ToRank = Welcome | Notice | Prepare | Decide | Seal | Sealed | Resume | Quiesce | Exit
+ToRank = Welcome | Notice | Prepare | Decide | Seal | Sealed | Resume | Quiesce | Exit | Ack

@@ -1,0 +1,234 @@
+"""One job as its coordinator knows it: members, the order underway, and what may be read from them.
+
+Only values and questions; everything that changes them is in `agree.py` (orders and time) and `answers.py`
+(what ranks say). A job may span nodes: a member carries its node, everything else goes by rank.
+Instants (`_at`) are the `now` of the caller. The value survives a round trip through JSON, so that a daemon
+that was restarted goes on with the same order.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct, field
+
+from powerguard.core.messages import Pace, Plan, Purpose, ShardRecord
+
+
+class Member(Struct, frozen=True, omit_defaults=True):
+    """A process that registered as a rank."""
+
+    rank: int
+    world_size: int
+    pid: int
+    local_rank: int = 0
+    node: str = ""  # whose daemon speaks with it; "" = this node's
+    directory: str = ""
+    page: str = ""
+    unit: str = "optimizer_step"
+    version: str = ""
+    master: str = ""
+    registered_at: float = 0.0
+    heard_at: float = 0.0
+    step: int = -1  # optimizer step last completed, as far as is known
+    pace: Pace = Pace()
+    busy: str = ""
+    gone: str = ""  # "" = alive; else why not: "died", "finished", ...
+
+    @property
+    def alive(self) -> bool:
+        """The process exists and hasn't taken its leave."""
+        return not self.gone
+
+
+class Due(Struct, frozen=True, omit_defaults=True):
+    """When to say it again to one rank that hasn't acknowledged it."""
+
+    tries: int = 0
+    at: float = 0.0
+
+
+class Call(Struct, frozen=True, omit_defaults=True):
+    """RESUME, QUIESCE or EXIT on its way to the ranks in *waiting*; the others have answered or are gone."""
+
+    seq: int
+    reason: str
+    asked_at: float
+    code: int = 0
+    waiting: dict[int, Due] = field(default_factory=dict)
+
+
+class Part(Struct, frozen=True, omit_defaults=True):
+    """One rank's part in one order."""
+
+    edge: int = -1  # the boundary it promised not to pass undecided; -1 = no promise
+    by_page: bool = False  # promised for it, from its shared page: it isn't held
+    decided: bool = False  # the decision has arrived there
+    staged_at: float | None = None
+    shard: ShardRecord | None = None  # durable
+    parked: bool = False
+    sealed: bool = False  # it knows that the generation is sealed
+    missed: bool = False  # it was past the stop step
+    failed: bool = False  # it tried and couldn't
+    trouble: str = ""  # why its shard will not come, in words
+    asked: str = ""  # the message it was last sent, by class name
+    due: Due = Due()
+
+
+class Stage(str, Enum):
+    """How far an order is."""
+
+    PREPARE = "prepare"  # promises are being collected
+    DECIDED = "decided"  # the stop step is known, shards are being written
+    SEALING = "sealing"  # every shard is durable, the seal is being written
+    SEALED = "sealed"
+    LOST = "lost"  # no whole generation comes of it
+
+
+class Order(Struct, frozen=True, omit_defaults=True):
+    """One SNAPSHOT or STOP, from PREPARE to its end."""
+
+    seq: int
+    event: str
+    purpose: Purpose
+    ordered_at: float
+    parts: dict[int, Part]  # every rank of the world, registered or not
+    reason: str = ""
+    budget_s: float | None = None
+    stage: Stage = Stage.PREPARE
+    stage_at: float = 0.0  # since when it is at that stage
+    plan: Plan = Plan.FRESH
+    step: int = -1  # the stop step T, once decided; never moved
+    generation: str = ""
+    sealer: int = -1
+    seal_tries: int = 0
+    why: str = ""  # what was lost, or what is odd, in words
+    settled: bool = False  # STOP: all living ranks are parked, or waited for long enough
+    over: bool = False  # RESUME ended it
+
+    @property
+    def tag(self) -> str:
+        """Names this attempt in its generation's name; unique as *seq* only grows."""
+        return f"{self.event}-{self.seq}"
+
+    @property
+    def underway(self) -> bool:
+        """A generation may still come of it."""
+        return not self.over and self.stage in (Stage.PREPARE, Stage.DECIDED, Stage.SEALING)
+
+
+class Saved(Struct, frozen=True):
+    """The newest generation that this job has sealed."""
+
+    seq: int
+    event: str
+    step: int
+    generation: str
+    at: float
+
+
+class Job(Struct, frozen=True, omit_defaults=True):
+    """A training job."""
+
+    name: str
+    world_size: int
+    directory: str = ""
+    unit: str = "optimizer_step"
+    members: dict[int, Member] = field(default_factory=dict)
+    order: Order | None = None  # the newest
+    earlier: Order | None = None  # a snapshot that a STOP overtook while it was being written
+    saved: Saved | None = None
+    resume: Call | None = None
+    quiesce: Call | None = None
+    leave: Call | None = None
+
+    @property
+    def outcome(self) -> str:
+        """What came of the newest order: "idle" (none, or it is over), "underway", "snapshotted", "parked", "lost"."""
+        order = self.order
+        if order is None or order.over:
+            return "idle"
+        if order.stage is Stage.LOST:
+            return "lost"
+        if order.stage is not Stage.SEALED:
+            return "underway"
+        if order.purpose is Purpose.SNAPSHOT:
+            return "snapshotted"
+        return "parked" if order.settled else "underway"
+
+    @property
+    def why(self) -> str:
+        """The words behind the outcome; "" when there is nothing to say."""
+        return self.order.why if self.order is not None else ""
+
+    @property
+    def again(self) -> bool:
+        """The order is lost, and a new one may well succeed: every rank lives and none failed to write."""
+        order = self.order
+        if order is None or order.stage is not Stage.LOST or order.over or order.plan is not Plan.FRESH:
+            return False
+        return complete(self) and not any(part.failed for part in order.parts.values())
+
+    @property
+    def alive(self) -> bool:
+        """At least one of its processes lives."""
+        return any(member.alive for member in self.members.values())
+
+
+def complete(job: Job) -> bool:
+    """Every rank of the world is registered and alive."""
+    return all(rank in job.members and job.members[rank].alive for rank in range(job.world_size))
+
+
+def living(job: Job) -> tuple[int, ...]:
+    """Ranks whose process lives, ascending."""
+    return tuple(rank for rank in sorted(job.members) if job.members[rank].alive)
+
+
+def unparked(job: Job) -> tuple[int, ...]:
+    """Living ranks of the STOP underway that don't yet wait with an idle device."""
+    order = job.order
+    if order is None or order.purpose is not Purpose.STOP:
+        return ()
+    return tuple(rank for rank in living(job) if rank in order.parts and not order.parts[rank].parked)
+
+
+def not_durable(job: Job) -> tuple[int, ...]:
+    """Ranks whose part of the newest order isn't on disk."""
+    if job.order is None:
+        return ()
+    return tuple(rank for rank, part in sorted(job.order.parts.items()) if part.shard is None)
+
+
+def quiet(job: Job) -> bool:
+    """Every living member has said QUIESCED to the newest QUIESCE (True as well when none lives)."""
+    if job.quiesce is None:
+        return not living(job)
+    return not any(rank in job.quiesce.waiting for rank in living(job))
+
+
+def fresh_s(job: Job, order: Order, step: int) -> float | None:
+    """Measured seconds from now to a durable generation at *step*, by the slowest rank; None: one hasn't measured."""
+    worst = 0.0
+    for rank in order.parts:
+        member = job.members.get(rank)
+        if member is None or member.pace.write_s <= 0.0:
+            return None
+        pace = member.pace
+        steps = max(0, step - member.step)
+        worst = max(worst, steps * pace.step_s + pace.stage_s + pace.write_s + pace.fsync_s)
+    return worst
+
+
+def writing_s(job: Job, now: float) -> float:
+    """Seconds that the snapshots being written still need, by the slowest rank's own measure; 0 = none is."""
+    worst = 0.0
+    for order in (job.order, job.earlier):
+        if order is None or order.stage is Stage.SEALED:
+            continue
+        for rank, part in order.parts.items():
+            member = job.members.get(rank)
+            if member is None or not member.alive or part.staged_at is None or part.shard is not None or part.failed:
+                continue
+            worst = max(worst, part.staged_at + member.pace.write_s + member.pace.fsync_s - now)
+    return worst
