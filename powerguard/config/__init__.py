@@ -1,0 +1,28 @@
+"""The configuration: TOML → frozen Config; every problem at once, relations validated, `${CREDENTIALS_DIRECTORY}`."""
+
+from powerguard.config.parse import load, loads
+from powerguard.config.values import (
+    Config,
+    HaltConfig,
+    LogConfig,
+    MetricsConfig,
+    NodeConfig,
+    NotifyConfig,
+    Secret,
+    UpsConfig,
+    describe_change,
+)
+
+__all__ = [
+    "Config",
+    "HaltConfig",
+    "LogConfig",
+    "MetricsConfig",
+    "NodeConfig",
+    "NotifyConfig",
+    "Secret",
+    "UpsConfig",
+    "describe_change",
+    "load",
+    "loads",
+]

@@ -1,0 +1,119 @@
+"""TOML → Config. Every problem is found in one pass: file, line, key, what is wrong, what to write."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import msgspec
+
+from powerguard.config.feeds import feeds
+from powerguard.config.reader import Reader
+from powerguard.config.rules import broken
+from powerguard.config.values import Config, HaltConfig, LogConfig, MetricsConfig, NodeConfig, NotifyConfig
+from powerguard.core.policy import Policy
+from powerguard.errors import ConfigError
+
+FILE_MAX_BYTES = 1 << 20
+RUN_DIR_MAX_BYTES = 107 - len("/control.sock")
+"""A Unix socket's path has at most 107 bytes (unix(7))."""
+
+_TABLES = ("node", "ups", "policy", "halt", "metrics", "log", "notify")
+
+
+def load(path: str | Path, *, env: Mapping[str, str] | None = None, today: date | None = None) -> Config:
+    """The configuration in the file *path*; ConfigError lists everything that is wrong with it."""
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(FILE_MAX_BYTES + 1)
+    except (OSError, ValueError) as err:
+        why = err.strerror if isinstance(err, OSError) else str(err)
+        raise ConfigError(f"{path}: can't be read: {why}", todo="name an existing file with -c") from None
+    if len(raw) > FILE_MAX_BYTES:
+        raise ConfigError(f"{path}: longer than {FILE_MAX_BYTES} bytes", todo="name the right file with -c")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{path}: byte {err.start} isn't UTF-8", todo="save the file as UTF-8") from None
+    return loads(text, source=str(path), env=env, today=today)
+
+
+def loads(
+    text: str, *, source: str = "<text>", env: Mapping[str, str] | None = None, today: date | None = None
+) -> Config:
+    """The configuration in *text*; *env* (CREDENTIALS_DIRECTORY) and *today* (ages) default to the process's."""
+    try:
+        raw = tomllib.loads(text)
+    except (ValueError, RecursionError) as err:
+        raise ConfigError(f"{source}: not TOML: {err or 'nested too deeply'}", todo="mend the line named") from None
+    reader = Reader(raw, source, text, os.environ if env is None else env, today or datetime.now(tz=UTC).date())
+    config = _config(reader)
+    if reader.problems:
+        problems = reader.problems
+        count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise ConfigError(f"{source}: {count}\n  " + "\n  ".join(problems), problems=problems)
+    return config
+
+
+def _config(reader: Reader) -> Config:
+    reader.unknown("", reader.raw, _TABLES)
+    node = _node(reader)
+    ups, known = feeds(reader)
+    policy = reader.struct(Policy, "policy", without=("feeds", "min_supplies"))
+    policy = msgspec.structs.replace(policy, feeds=known, min_supplies=node.min_supplies)
+    for key, wrong, write in broken(policy, {key.removeprefix("policy.") for key in reader.wrong}):
+        reader.bad(f"policy.{key}", f"{getattr(policy, key):g}: {wrong}", write)
+    if ups and "node.min_supplies" not in reader.wrong and node.min_supplies > len(ups):
+        reader.bad("node.min_supplies", f"{node.min_supplies}, with {len(ups)} [[ups]]", f"1 to {len(ups)}")
+    notify = reader.struct(NotifyConfig, "notify")
+    _program(reader, "notify.command", notify.command)
+    return Config(
+        source=reader.source,
+        node=msgspec.structs.replace(node, name=node.name or os.uname().nodename),
+        ups=ups,
+        policy=policy,
+        halt=_halt(reader),
+        metrics=_metrics(reader),
+        log=reader.struct(LogConfig, "log"),
+        notify=notify,
+    )
+
+
+def _node(reader: Reader) -> NodeConfig:
+    node = reader.struct(NodeConfig, "node")
+    for key in ("run_dir", "state_dir"):
+        path = getattr(node, key)
+        if not path.startswith("/"):
+            reader.bad(f"node.{key}", f"{path!r} isn't an absolute path", f'"{getattr(NodeConfig(), key)}"')
+    if len(node.run_dir.encode(errors="replace")) > RUN_DIR_MAX_BYTES:
+        reader.bad("node.run_dir", "too long for the path of a socket", f"at most {RUN_DIR_MAX_BYTES} bytes")
+    return node
+
+
+def _halt(reader: Reader) -> HaltConfig:
+    halt = reader.struct(HaltConfig, "halt")
+    _program(reader, "halt.command", halt.command)
+    if {"halt.command", "halt.method"} & reader.wrong:
+        return halt
+    if halt.method == "command" and not halt.command:
+        reader.bad("halt.command", 'missing, with method = "command"', 'command = ["/usr/sbin/poweroff"]')
+    if halt.method in ("dry-run", "logind") and halt.command:
+        reader.bad("halt.command", f'isn\'t used by method = "{halt.method}"', 'method = "command", or no command')
+    return halt
+
+
+def _program(reader: Reader, path: str, command: tuple[str, ...]) -> None:
+    if command and not command[0].startswith("/"):
+        reader.bad(path, f"{command[0]!r} isn't an absolute path", "the program's full path")
+
+
+def _metrics(reader: Reader) -> MetricsConfig:
+    metrics = reader.struct(MetricsConfig, "metrics")
+    host, colon, port = metrics.listen.rpartition(":")
+    good = bool(colon) and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
+    if metrics.listen and (not good or (":" in host and not host.startswith("["))):
+        reader.bad("metrics.listen", f"{metrics.listen!r} isn't an address", '"127.0.0.1:9811" or "[::1]:9811"')
+    return metrics
