@@ -1,0 +1,120 @@
+"""The two small files of a generation: a rank's record and the seal, as frozen values with their own checksum.
+
+Both are JSON objects whose member "digest" is the xxh3-128 of the whole file with the digest's 32 digits set to '0'.
+So each file proves itself, and another program needs no canonical form to check it.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+import xxhash
+from msgspec import Raw, Struct
+
+from powerguard.core.messages import ShardRecord
+from powerguard.errors import CheckpointError
+
+CHUNK_BYTES = 8 * 1024 * 1024
+"""A shard is written, read and checked in parts of this size."""
+
+ALIGN = 4096
+"""Where a shard's tensor data starts, and what direct I/O is aligned to (512 to 4096 are asked for by devices)."""
+
+RECORD_FORMAT = "powerguard-record-1"
+SEAL_FORMAT = "powerguard-seal-1"
+RECORD_BYTES_MAX = 1 << 30
+
+_ZEROS = "0" * 32
+_KEY = b'"digest":"'
+
+
+class ShardFile(Struct, frozen=True):
+    """A shard's size and the xxh3-128 of each of its chunks, in order; the last one may be short."""
+
+    name: str
+    bytes: int
+    chunk_bytes: int
+    sums: tuple[str, ...]
+
+
+class Record(Struct, frozen=True):
+    """What rank *rank* put into *generation*. *state* is the typed JSON of `values.py`."""
+
+    format: str
+    digest: str
+    generation: str
+    step: int
+    unit: str
+    rank: int
+    world_size: int
+    attempt: str  # records of one generation agree on it; "" where the name alone is unique
+    written_at: float  # seconds since 1970, for people and for the order among equal steps
+    created_by: str
+    file: ShardFile
+    state: Raw
+
+
+class RecordHead(Struct, frozen=True):
+    """A record without its state, which may be large."""
+
+    format: str
+    digest: str
+    generation: str
+    step: int
+    unit: str
+    rank: int
+    world_size: int
+    attempt: str
+    written_at: float
+    created_by: str
+    file: ShardFile
+
+
+class Seal(Struct, frozen=True):
+    """That *generation* is whole: *shards* are the records of ranks 0..world_size-1."""
+
+    format: str
+    digest: str
+    generation: str
+    step: int
+    unit: str
+    world_size: int
+    written_at: float
+    created_by: str
+    shards: tuple[ShardRecord, ...]
+
+
+T = TypeVar("T", Record, RecordHead, Seal)
+
+
+def checksum(data: bytes | memoryview) -> str:
+    """xxh3-128 in 32 hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def encode(value: Record | Seal) -> tuple[bytes, str]:
+    """(the file's bytes, its digest). The value's own *digest* is ignored."""
+    data = msgspec.json.encode(msgspec.structs.replace(value, digest=_ZEROS))
+    at = data.index(_KEY) + len(_KEY)
+    assert data[at : at + 32] == _ZEROS.encode()
+    digest = checksum(data)
+    return data[:at] + digest.encode() + data[at + 32 :], digest
+
+
+def decode(data: bytes, kind: type[T], what: str) -> T:
+    """The value in a file's bytes; raises CheckpointError where a byte of it is wrong."""
+    at = data.find(_KEY, 0, 200) + len(_KEY)
+    if at < len(_KEY):
+        raise CheckpointError(f"{what} has no digest")
+    digest = data[at : at + 32]
+    if checksum(data[:at] + _ZEROS.encode() + data[at + 32 :]).encode() != digest:
+        raise CheckpointError(f"{what} doesn't match its own checksum")
+    try:
+        value = msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{what} can't be read: {error}") from error
+    expected = SEAL_FORMAT if kind is Seal else RECORD_FORMAT
+    if value.format != expected:
+        raise CheckpointError(f"{what} is of format {value.format!r}, this version reads {expected!r}")
+    return value

@@ -1,0 +1,81 @@
+"""The last file of a generation: after it, the generation counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import powerguard
+from powerguard.core.messages import ShardRecord
+from powerguard.errors import CheckpointError
+from powerguard.generations.disk import DISK, Disk
+from powerguard.generations.durable import fsync_path, trouble, write_file
+from powerguard.generations.names import SEAL
+from powerguard.generations.record import SEAL_FORMAT, Seal, encode
+from powerguard.generations.scan import Generation, look, read_head, seal_problems
+
+CREATOR = f"powerguard {powerguard.__version__}"
+
+
+def seal(
+    directory: str | Path,
+    generation: str,
+    *,
+    step: int,
+    world_size: int,
+    unit: str = "optimizer_step",
+    shards: Iterable[ShardRecord],
+    disk: Disk = DISK,
+) -> Path:
+    """Writes the seal of *generation* over *shards*, which must be there; durable on return.
+
+    Sealing again is fine. Raises CheckpointError where a shard is missing or isn't the one named, DirectoryError where
+    the seal can't be written.
+    """
+    folder = Path(directory) / generation
+    ordered = tuple(sorted(shards, key=lambda shard: shard.rank))
+    value = Seal(
+        format=SEAL_FORMAT,
+        digest="",
+        generation=generation,
+        step=step,
+        unit=unit,
+        world_size=world_size,
+        written_at=time.time(),
+        created_by=CREATOR,
+        shards=ordered,
+    )
+    problems = seal_problems(value, generation, step)
+    for shard in ordered:
+        try:
+            head = read_head(folder / shard.path, generation, step, shard.rank)
+            if head.digest != shard.digest:
+                problems.append(f"{shard.path}'s record isn't the one that rank {shard.rank} reported")
+        except CheckpointError as error:
+            problems.append(error.message)
+    if problems:
+        raise CheckpointError(f"{generation} can't be sealed: {'; '.join(problems[:3])}")
+    try:
+        write_file(disk, folder / SEAL, encode(value)[0])
+        fsync_path(disk, folder.parent)
+    except OSError as error:
+        raise trouble(error, "can't write the seal of", folder) from error
+    return folder / SEAL
+
+
+def seal_if_whole(directory: str | Path, generation: str, *, disk: Disk = DISK) -> Generation:
+    """Seals *generation* if all its ranks have written it; for runs without a daemon. Returns it as it is now."""
+    found = look(Path(directory) / generation)
+    if not found.whole or found.sealed:
+        return found
+    seal(
+        directory,
+        generation,
+        step=found.step,
+        world_size=found.world_size,
+        unit=found.unit,
+        shards=found.shards,
+        disk=disk,
+    )
+    return look(found.path)
