@@ -1,0 +1,89 @@
+"""The power side of a drill: mains that can be cut, a simulated UPS in real time, and what became of its battery."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+from powerguard.sim.battery import SimUps
+
+TICK_S = 0.1
+Publish = Callable[[Mapping[str, str]], None]
+
+
+class Truth(Struct, frozen=True):
+    """The battery itself at one instant: what no daemon can know."""
+
+    at: float
+    mains: bool
+    load_pct: float
+    charge_pct: float  # of the cells, not as reported
+    runway_s: float  # until the output goes off at this load, were the mains away from now on
+
+
+class Supply:
+    """Steps the UPS on a thread of its own and publishes its variables. Every method may be called from any thread."""
+
+    def __init__(self, ups: SimUps, publish: Publish, clock: Callable[[], float], load_pct: float) -> None:
+        self.truths: list[Truth] = []
+        self.flat_at: float | None = None  # the output went off
+        self._ups, self._publish, self._clock = ups, publish, clock
+        self._load_pct = load_pct
+        self._mains = True
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._flat = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="supply", daemon=True)
+
+    def start(self) -> Supply:
+        """The UPS is on; its variables are published before this returns."""
+        self._publish(self._ups.variables())
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+
+    def cut_mains(self) -> float:
+        """The mains fail; the instant."""
+        return self._switch(mains=False)
+
+    def restore_mains(self) -> float:
+        """The mains are back; the instant. A UPS that was off powers its output again."""
+        self._flat.clear()
+        return self._switch(mains=True)
+
+    def _switch(self, *, mains: bool) -> float:
+        with self._lock:
+            self._mains = mains
+            return self._clock()
+
+    def load(self, load_pct: float) -> None:
+        """What hangs on the UPS from now on."""
+        with self._lock:
+            self._load_pct = load_pct
+
+    @property
+    def flat(self) -> bool:
+        """The battery is flat and the output off."""
+        return self._flat.is_set()
+
+    def _run(self) -> None:
+        last = self._clock()
+        while not self._stop.wait(TICK_S):
+            now = self._clock()
+            with self._lock:
+                mains, load_pct = self._mains, self._load_pct
+            self._ups.step(now - last, mains, load_pct)
+            last = now
+            self._publish(self._ups.variables())
+            battery = 100.0 * self._ups.battery.soc
+            self.truths.append(Truth(now, mains, load_pct, battery, self._ups.truth_s(load_pct)))
+            if not self._ups.alive and not self._flat.is_set():
+                self.flat_at = now
+                self._flat.set()
