@@ -134,6 +134,15 @@ class SimUps:
             spec.firmware, curve, spec.series, soc=spec.soc, p=self._p, v=float_v, phase=rng.random()
         )
 
+    def copy(self) -> SimUps:
+        """An independent twin, for a branch of a story."""
+        twin = object.__new__(SimUps)
+        for name in SimUps.__slots__:
+            setattr(twin, name, getattr(self, name))
+        twin.battery = self.battery.copy()
+        twin.firmware = self.firmware.copy()
+        return twin
+
     def step(self, dt_s: float, mains: bool, load_pct: float) -> None:
         """*dt_s* with *load_pct* on the output; mains or battery for the whole of it.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import copy
 
 from msgspec import Struct
 
@@ -32,7 +33,7 @@ class FirmwareSpec(Struct, frozen=True):
     full_until: float = 1.0  # charge shows 100 % until the believed charge falls below this share
     low_runtime_s: float = 120.0  # battery.runtime.low
     low_charge_pct: float = 10.0  # battery.charge.low
-    lb: str = "claim"  # LB: at the low limits; "never"; "at once" with the transfer
+    lb: str = "claim"  # LB at the low limits; "knee": by volts only; "never"; "at once" with the transfer
     knee_v: float = 0.0  # volts per cell below which it raises LB as well; 0 = doesn't look
     knee_snaps: bool = False  # and corrects its charge to at most 10 %
     empty_v: float = 1.733  # volts per cell mapped to 0 and 100 %: nutdrv_qx maps 10.4 and 13.0 V of a 12 V block
@@ -74,6 +75,14 @@ class Firmware:
         self.report = Report()
         self._refresh(v, mains=True)
 
+    def copy(self) -> Firmware:
+        """An independent twin."""
+        twin = object.__new__(Firmware)
+        for name in Firmware.__slots__:
+            setattr(twin, name, getattr(self, name))
+        twin.report = copy(self.report)
+        return twin
+
     @property
     def soc(self) -> float:
         """The charge it believes in, 0..1."""
@@ -101,8 +110,10 @@ class Firmware:
         spec = self.spec
         if self.low or spec.lb == "never":
             return
-        charge = self._charge(mains=False)
-        claims = charge * 100.0 <= spec.low_charge_pct or self._runtime(charge) <= spec.low_runtime_s
+        claims = False
+        if spec.lb == "claim":
+            charge = self._charge(mains=False)
+            claims = charge * 100.0 <= spec.low_charge_pct or self._runtime(charge) <= spec.low_runtime_s
         knee = v < spec.knee_v
         if knee and spec.knee_snaps:
             self._soc = min(self._soc, 0.1)
