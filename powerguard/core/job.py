@@ -33,7 +33,7 @@ class Member(Struct, frozen=True, omit_defaults=True):
     step: int = -1  # optimizer step last completed, as far as is known
     pace: Pace = Pace()
     busy: str = ""
-    gone: str = ""  # "" = alive; else why not: "died", "finished", ...
+    gone: str = ""  # "" = alive; else what became of it: "died", "left (finished)"
 
     @property
     def alive(self) -> bool:
@@ -68,6 +68,7 @@ class Part(Struct, frozen=True, omit_defaults=True):
     shard: ShardRecord | None = None  # durable
     parked: bool = False
     sealed: bool = False  # it knows that the generation is sealed
+    anew: bool = False  # the process that was given the order was replaced by another
     missed: bool = False  # it was past the stop step
     failed: bool = False  # it tried and couldn't
     trouble: str = ""  # why its shard will not come, in words
@@ -100,7 +101,8 @@ class Order(Struct, frozen=True, omit_defaults=True):
     plan: Plan = Plan.FRESH
     step: int = -1  # the stop step T, once decided; never moved
     generation: str = ""
-    sealer: int = -1
+    sealer: int = -1  # the rank asked to seal; -1 = none, also when all were asked in vain
+    sealer_at: float = 0.0
     seal_tries: int = 0
     why: str = ""  # what was lost, or what is odd, in words
     settled: bool = False  # STOP: all living ranks are parked, or waited for long enough

@@ -83,6 +83,7 @@ class PageReport(Struct, frozen=True, omit_defaults=True):
     at: float
     step: int  # optimizer step last completed; -1 = none yet
     alive: bool  # the process exists
+    pid: int = 0  # of the process looked at, as it said in HELLO; 0 = whoever is registered
 
 
 class Command(Struct, frozen=True, omit_defaults=True):

@@ -1,0 +1,357 @@
+"""The stop-step agreement of one job: promise, decide, seal. Pure.
+
+Rule 1: every transition of an `Order` from one stage to the next is in this file.
+
+::
+
+    PREPARE ──all promised, or prepare_max_s──> DECIDED ──every shard durable──> SEALING ──SEAL WRITTEN──> SEALED
+       │                                           │                                        or nobody answers
+       └── a rank is missing or dead ──> LOST <────┴── a rank died, missed T or failed, or flush_max_s
+
+The stop step is T = the highest promised edge. A rank that promised edge e waits at boundary e, so none of them is past
+T; one that didn't answer is promised for from its shared page with one more step of slack, and answers MISSED if it
+is past T all the same. T is never moved: what was missed takes a new order with a new number.
+
+LOST means that no whole generation comes of the order. The others still park (STOP) or train on (SNAPSHOT), and
+what was durable before stays (plan C). Should the missing shards come in after all, the order is sealed all the same.
+
+Call `absorb` with what came in, then `tick` for each job in the same decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from powerguard.core import answers
+from powerguard.core.demand import deliver, may_leave
+from powerguard.core.job import Call, Due, Job, Member, Order, Part, Saved, Stage, fresh_s, living, unparked
+from powerguard.core.messages import Hello, Plan, Purpose
+from powerguard.core.policy import Policy
+from powerguard.core.types import Actions, Announce, PageReport, RankReport
+
+__all__ = ["Job", "Member", "Order", "absorb", "leave", "next_at", "order", "quiesce", "resume", "tick"]
+
+PAGE_SLACK = 2
+"""Edge of a rank that can't answer = the step on its page + this: it may be past the next boundary already."""
+
+PARK_WAIT_S = 5.0
+"""After the seal, ranks have this long to say PARKED; then the order counts as done."""
+
+SEAL_TRIES = 3
+"""So many ranks are asked to seal; a generation without a seal is whole by its records all the same."""
+
+FORGET_S = 60.0
+"""A job none of whose processes lives is forgotten after so long."""
+
+Outcome = tuple[Job, tuple[Actions, ...]]
+
+
+def absorb(
+    policy: Policy,  # noqa: ARG001  (of the same form as its sisters)
+    jobs: dict[str, Job],
+    reports: Iterable[RankReport],
+    pages: Iterable[PageReport],
+    now: float,
+    *,
+    node: str = "",
+    phase: str = "",
+) -> tuple[dict[str, Job], tuple[Actions, ...]]:
+    """The jobs after what ranks said and their pages show; answers are greetings and acknowledgements.
+
+    *node* and *phase* go into WELCOME. A rank that speaks without being registered is asked for HELLO; a HELLO that
+    contradicts its sender is ignored.
+    """
+    jobs = dict(jobs)
+    actions: list[Actions] = []
+    for report in reports:
+        job = jobs.get(report.job)
+        message = report.message
+        if isinstance(message, Hello):
+            if (message.job, message.rank) != (report.job, report.rank) or not 0 <= message.rank < message.world_size:
+                continue
+            jobs[report.job] = job = answers.registered(job, report, message)
+            actions.append(answers.greeting(job, report, node=node, phase=phase, hello=False))
+        elif job is None or report.rank not in job.members:
+            actions.append(answers.greeting(job, report, node=node, phase=phase, hello=True))
+        else:
+            jobs[report.job], answered = answers.heard(job, report, job.members[report.rank])
+            actions.extend(answered)
+    for page in pages:
+        if page.job in jobs:
+            jobs[page.job] = answers.paged(jobs[page.job], page)
+    jobs = {name: job for name, job in jobs.items() if not _forgotten(job, now)}
+    return jobs, tuple(actions)
+
+
+def _forgotten(job: Job, now: float) -> bool:
+    if job.alive or (job.order is not None and job.order.underway):
+        return False
+    return now - max((member.heard_at for member in job.members.values()), default=0.0) > FORGET_S
+
+
+def order(
+    policy: Policy,
+    job: Job,
+    *,
+    seq: int,
+    event: str,
+    purpose: Purpose,
+    budget_s: float | None,
+    reason: str,
+    now: float,
+) -> Outcome:
+    """Begin order *seq*; an older or equal one changes nothing, and a SNAPSHOT never overtakes a STOP that isn't over.
+
+    A STOP overtakes a SNAPSHOT: what ranks have begun to write still counts when it is done.
+    """
+    old = job.order
+    if old is not None and seq <= old.seq:
+        return job, ()
+    if old is not None and purpose is Purpose.SNAPSHOT and old.purpose is Purpose.STOP and not old.over:
+        return job, ()
+    if job.quiesce is not None:
+        return job, ()
+    earlier = job.earlier
+    if old is not None and old.purpose is Purpose.SNAPSHOT and old.underway and _begun(old):
+        earlier = old
+    new = Order(
+        seq=seq,
+        event=event,
+        purpose=purpose,
+        ordered_at=now,
+        stage_at=now,
+        parts={rank: Part() for rank in range(job.world_size)},
+        reason=reason,
+        budget_s=budget_s,
+    )
+    return tick(policy, replace(job, order=new, earlier=earlier, resume=None), now, budget_s=budget_s)
+
+
+def _begun(order: Order) -> bool:
+    return any(part.staged_at is not None or part.shard is not None for part in order.parts.values())
+
+
+def tick(policy: Policy, job: Job, now: float, *, budget_s: float | None) -> Outcome:
+    """Move the job's orders on as far as what is known allows, and say what is due.
+
+    *budget_s* is what a STOP may take from now until it is durable; None = not known, what ORDER said stays.
+    """
+    actions: list[Actions] = []
+    if job.order is not None and not job.order.over:
+        current = job.order
+        if budget_s is not None and current.stage in (Stage.PREPARE, Stage.DECIDED):
+            current = replace(current, budget_s=budget_s)
+        job, told = _advance(policy, job, current, now)
+        actions += told
+    if job.earlier is not None:
+        moved, told = _sealed_too(policy, job, job.earlier, now)
+        job = moved
+        actions += told
+    job, sends = deliver(policy, job, now)
+    return job, (*actions, *sends)
+
+
+def _advance(policy: Policy, job: Job, order: Order, now: float) -> Outcome:
+    """The newest order, moved on."""
+    order = _bereaved(job, order)
+    actions: list[Actions] = []
+    if order.stage is Stage.PREPARE:
+        job, order = _prepared(policy, job, order, now)
+    if order.stage in (Stage.DECIDED, Stage.LOST) and _whole(order):
+        order = _to(replace(order, why=""), Stage.SEALING, now)
+    if order.stage is Stage.DECIDED:
+        order = _unlucky(policy, order, now)
+    if order.stage is Stage.SEALING:
+        order = _sealing(policy, job, order, now)
+    was = job.order.stage if job.order is not None else None
+    if order.stage is Stage.SEALED and was is not Stage.SEALED:
+        job, actions = _record(job, order, now)
+    elif order.stage is Stage.LOST and was is not Stage.LOST:
+        actions = [_lost(job, order)]
+        if order.purpose is Purpose.SNAPSHOT:
+            job = replace(job, resume=_call(job, order.seq, order.why, now))
+    if order.stage is Stage.SEALED and order.purpose is Purpose.STOP and not order.settled:
+        job = replace(job, order=order)
+        order = replace(order, settled=not unparked(job) or now - order.stage_at >= PARK_WAIT_S)
+    return replace(job, order=order), tuple(actions)
+
+
+def _bereaved(job: Job, order: Order) -> Order:
+    """The order, with the ranks that died before they delivered marked."""
+    parts = dict(order.parts)
+    for rank, part in order.parts.items():
+        member = job.members.get(rank)
+        if member is not None and not member.alive and part.shard is None and not part.trouble:
+            parts[rank] = replace(part, trouble=f"rank {rank} {member.gone}")
+    return replace(order, parts=parts)
+
+
+def _prepared(policy: Policy, job: Job, order: Order, now: float) -> tuple[Job, Order]:
+    """The order once everybody has promised or been promised for; T is decided here and nowhere else."""
+    late = now - order.ordered_at >= policy.prepare_max_s
+    parts = dict(order.parts)
+    for rank, part in order.parts.items():
+        member = job.members.get(rank)
+        if part.edge >= 0 or part.trouble:
+            continue
+        if not late:
+            return job, order
+        if member is None:
+            parts[rank] = replace(part, trouble=f"rank {rank} of {job.world_size} never registered")
+        else:
+            parts[rank] = replace(part, edge=member.step + PAGE_SLACK, by_page=True)
+    order = replace(order, parts=parts)
+    why = _troubles(order)
+    edges = [part.edge for rank, part in parts.items() if part.edge >= 0 and rank in job.members]
+    if not edges or (why and order.purpose is Purpose.SNAPSHOT):
+        return job, _to(replace(order, why=why or "no rank is left"), Stage.LOST, now)
+    step = max(edges)
+    generation = f"step-{step:010d}.{order.tag}"
+    order = _to(replace(order, step=step, generation=generation), Stage.DECIDED, now)
+    if why:
+        return job, _to(replace(order, plan=Plan.DURABLE, why=why), Stage.LOST, now)
+    short = _too_short(job, order, step)
+    if short:
+        return job, _to(replace(order, plan=Plan.DURABLE, why=short), Stage.LOST, now)
+    return job, order
+
+
+def _too_short(job: Job, order: Order, step: int) -> str:
+    """Why a fresh save isn't even tried: measured, it doesn't fit, and this event has a generation to fall back on."""
+    if order.purpose is not Purpose.STOP or order.budget_s is None:
+        return ""
+    fallback = job.earlier is not None or (job.saved is not None and job.saved.event == order.event)
+    need = fresh_s(job, order, step)
+    if not fallback or need is None or need <= order.budget_s:
+        return ""
+    return f"a fresh save needs {need:.1f} s and {order.budget_s:.1f} s are left: the snapshot of this outage is kept"
+
+
+def _troubles(order: Order) -> str:
+    return "; ".join(part.trouble for _, part in sorted(order.parts.items()) if part.trouble)
+
+
+def _whole(order: Order) -> bool:
+    return order.step >= 0 and all(part.shard is not None for part in order.parts.values())
+
+
+def _unlucky(policy: Policy, order: Order, now: float) -> Order:
+    """A decided order that can't be completed any more, or not in time."""
+    why = _troubles(order)
+    if not why and now - order.stage_at >= policy.flush_max_s:
+        late = [str(rank) for rank, part in sorted(order.parts.items()) if part.shard is None]
+        why = f"not durable within {policy.flush_max_s:.0f} s: rank {', '.join(late)}"
+    return _to(replace(order, why=why), Stage.LOST, now) if why else order
+
+
+def _sealing(policy: Policy, job: Job, order: Order, now: float) -> Order:
+    """Who is to write the seal: the lowest living rank, and the next one whenever it dies or doesn't answer in time."""
+    alive = [rank for rank in living(job) if rank in order.parts]
+    asked = order.sealer in alive and now - order.sealer_at < policy.seal_max_s
+    if asked:
+        return order
+    if not alive or order.seal_tries >= SEAL_TRIES:
+        why = "no rank wrote the seal; the generation is whole by its records"
+        return _to(replace(order, sealer=-1, why=why), Stage.SEALED, now)
+    above = [rank for rank in alive if rank > order.sealer]
+    sealer = above[0] if above else alive[0]
+    return replace(order, sealer=sealer, sealer_at=now, seal_tries=order.seal_tries + 1)
+
+
+def _sealed_too(policy: Policy, job: Job, order: Order, now: float) -> Outcome:
+    """A snapshot that a STOP overtook: sealed if its last shards still come in, else let go in silence."""
+    order = _bereaved(job, order)
+    if order.stage is Stage.DECIDED and _whole(order):
+        order = _to(order, Stage.SEALING, now)
+    if order.stage is Stage.DECIDED and (_troubles(order) or now - order.stage_at >= policy.flush_max_s):
+        return replace(job, earlier=None), ()
+    if order.stage is Stage.SEALING:
+        order = _sealing(policy, job, order, now)
+    if order.stage is Stage.SEALED:
+        done = all(order.parts[rank].sealed for rank in living(job) if rank in order.parts)
+        if done or order.sealer < 0 or now - order.stage_at >= policy.seal_max_s:
+            job, told = _record(job, order, now)
+            return replace(job, earlier=None), tuple(told)
+    return replace(job, earlier=order), ()
+
+
+def _record(job: Job, order: Order, now: float) -> tuple[Job, list[Actions]]:
+    """The job with the sealed generation noted, and a word about it."""
+    if job.saved is None or job.saved.step <= order.step:
+        job = replace(job, saved=Saved(order.seq, order.event, order.step, order.generation, now))
+    facts: dict[str, str | int | float | bool | None] = {
+        "job": job.name,
+        "step": order.step,
+        "generation": order.generation,
+        "sealed_by": order.sealer if order.sealer >= 0 else None,
+        "took_s": round(now - order.ordered_at, 3),
+    }
+    level, text = ("info", "generation is durable") if not order.why else ("warning", order.why)
+    return job, [Announce(level, text, facts)]
+
+
+def _lost(job: Job, order: Order) -> Announce:
+    facts: dict[str, str | int | float | bool | None] = {
+        "job": job.name,
+        "seq": order.seq,
+        "purpose": order.purpose.value,
+        "newest": job.saved.generation if job.saved is not None else None,
+    }
+    return Announce("error", f"no generation comes of this order: {order.why}", facts)
+
+
+def _to(order: Order, stage: Stage, now: float) -> Order:
+    return replace(order, stage=stage, stage_at=now)
+
+
+def _call(job: Job, seq: int, reason: str, now: float, code: int = 0) -> Call:
+    return Call(seq, reason, now, code, {rank: Due() for rank in living(job)})
+
+
+def resume(policy: Policy, job: Job, reason: str, now: float) -> Outcome:
+    """The newest order is over: ranks that it holds or has parked train on, those that it will reach don't stop."""
+    if job.order is None or job.order.over or job.quiesce is not None:
+        return job, ()
+    over = replace(job.order, over=True)
+    return deliver(policy, replace(job, order=over, resume=_call(job, over.seq, reason, now)), now)
+
+
+def quiesce(policy: Policy, job: Job, seq: int, reason: str, now: float) -> Outcome:
+    """The node will halt: ranks finish what moves data and wait for EXIT. There is no way back; a repeat is nothing."""
+    if job.quiesce is not None:
+        return job, ()
+    return deliver(policy, replace(job, quiesce=_call(job, seq, reason, now), resume=None), now)
+
+
+def leave(policy: Policy, job: Job, code: int, reason: str, now: float) -> Outcome:
+    """Ranks are to exit with *code*: they are told when all of them are quiet, or after `exit_wait_s`."""
+    if job.leave is not None:
+        return job, ()
+    if job.quiesce is None:
+        seq = job.order.seq if job.order is not None else 0
+        job = replace(job, quiesce=_call(job, seq, reason, now), resume=None)
+    asked = job.quiesce
+    seq = asked.seq if asked is not None else 0
+    return deliver(policy, replace(job, leave=_call(job, seq, reason, now, code)), now)
+
+
+def next_at(policy: Policy, job: Job, now: float) -> float | None:
+    """The next instant at which `tick` would have something to do by itself; None = only when somebody speaks."""
+    at: list[float] = []
+    for order in (job.order, job.earlier):
+        if order is None or order.over:
+            continue
+        if order.stage is Stage.PREPARE:
+            at.append(order.ordered_at + policy.prepare_max_s)
+        elif order.stage is Stage.SEALING:
+            at.append(order.sealer_at + policy.seal_max_s)
+        at += [part.due.at for part in order.parts.values() if part.asked]
+    for call in (job.resume, job.quiesce, job.leave):
+        if call is not None:
+            at += [due.at for due in call.waiting.values()]
+    if job.leave is not None and not may_leave(policy, job, now) and job.quiesce is not None:
+        at.append(job.quiesce.asked_at + policy.exit_wait_s)
+    later = [instant for instant in at if instant > now]
+    return min(later) if later else None
