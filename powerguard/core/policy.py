@@ -19,6 +19,7 @@ class FeedPolicy(Struct, frozen=True, omit_defaults=True):
     chemistry: str = ""  # "vrla" or "lfp"; "" = as reported, else vrla
     rated: tuple[tuple[float, float], ...] = ()  # (load_pct, runtime_s) points of the vendor's table
     learned_phi: float | None = None  # own learned capacity, 1.0 = as rated; from the discharge record
+    proven_phi: float | None = None  # share that a discharge used and survived: a lower bound, from the same record
 
 
 class Policy(Struct, frozen=True, omit_defaults=True):
@@ -62,3 +63,6 @@ class Policy(Struct, frozen=True, omit_defaults=True):
     cal_max_s: float = 1800.0  # CAL or TEST excuses OB and LB at most this long
     off_s: float = 30.0  # OFF this long: the feed counts as absent (nut: OFFDURATION)
     fsd_s: float = 15.0  # seconds left after a new FSD (nut: HOSTSYNC)
+
+    # drills only
+    time_scale: float = 1.0  # every time constant of the runway estimator times this; a UPS of 40 s wants 0.1
