@@ -1,0 +1,31 @@
+"""What tests of several rooms share; keep it small."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from powerguard.sim.upsd import HEALTHY, SimUpsd
+
+
+@pytest.fixture
+def upsd() -> Iterator[SimUpsd]:
+    """A simulated NUT server with one healthy UPS, `demo`."""
+    with SimUpsd() as server:
+        server.replace("demo", HEALTHY)
+        yield server
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """Waits, bounded, until a condition holds; fails with the condition's last value."""
+
+    def wait(condition: Callable[[], object], within_s: float = 10.0) -> None:
+        ends = time.monotonic() + within_s
+        while not (value := condition()):
+            assert time.monotonic() < ends, f"not within {within_s} s; last seen: {value!r}"
+            time.sleep(0.005)
+
+    return wait

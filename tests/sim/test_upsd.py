@@ -1,0 +1,316 @@
+"""The simulated upsd answers as the real one did, and goes wrong as told."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerguard.sim.upsd import HEALTHY, SimUpsd
+from powerguard.sim.upsd_answers import Answers, Session, Ups, User, quoted, take_question
+from powerguard.sim.upsd_faults import HITCHES, OUTAGES, STATES, Fault
+
+TRANSCRIPT = Path(__file__).parent.parent / "data" / "upsd-2.8.0.txt"
+
+USERS = {
+    "admin": User("adminpw", upsmon="", may_set=True, may_fsd=True, instcmds=True),
+    "mon1": User("mon1pw", upsmon="primary"),
+    "mon2": User("mon2pw", upsmon="secondary"),
+}
+
+
+def as_recorded(text: str) -> Answers:
+    """The state of the recorded server, taken from its own first lists."""
+    answers = Answers(USERS)
+    for name, description in re.findall(r'^S: UPS (\S+) "(.*)"$', text, re.MULTILINE)[:5]:
+        described = None if description.startswith("Description una") else description.replace('\\"', '"')
+        answers.upses[name] = Ups(name, described, commands=("load.off",))
+    for name, var, value in re.findall(r'^S: VAR (\S+) (\S+) "(.*)"$', text, re.MULTILINE):
+        answers.upses[name].variables.setdefault(var, re.sub(r"\\(.)", r"\1", value))
+    answers.upses["ups5"].state = "driver-gone"
+    return answers
+
+
+def conversation(text: str):
+    """(section, connection, question, answer lines) in order; an unanswered question has None."""
+    section = connection = ""
+    question, lines = None, []
+    for line in [*text.splitlines(), "===== end"]:
+        if line.startswith("S: "):
+            lines.append(line[3:])
+            continue
+        if line.startswith("!!"):
+            yield section, connection, question, None
+            question = None
+        elif line.startswith(("C: ", "C:", "=====", "---")):
+            if question is not None:
+                yield section, connection, question, lines
+            question, lines = None, []
+            if line.startswith("C:"):
+                question = line[3:]
+            elif line.startswith("====="):
+                section, connection = line[6:], ""
+            else:
+                connection = line[4:]
+
+
+def test_answers_are_those_of_the_recorded_upsd():
+    """Question by question the answers are those that a real upsd 2.8.0 gave, but for version and tracking ids."""
+    text = TRANSCRIPT.read_text()
+    answers, sessions, compared = as_recorded(text), {}, 0
+    for section, connection, question, expected in conversation(text):
+        if (section, connection) not in sessions:
+            if not any(key[0] == section for key in sessions):
+                answers.sessions.clear()  # the recorder closed its connections between sections
+            sessions[section, connection] = Session("127.0.0.1")
+            answers.sessions.append(sessions[section, connection])
+            answers.upses["ups3"].state = "stale" if section == "stale driver" else "ok"
+        asked = take_question(bytearray(f"{question}\n".encode()))
+        if expected is None:
+            assert asked is None, question
+            continue
+        assert asked is not None, question
+        given_back = answers.answer(sessions[section, connection], asked)
+        if question == "VER":
+            assert given_back[0].startswith("Network UPS Tools upsd 2.8.0")
+        elif expected[0].startswith("OK TRACKING"):
+            assert given_back[0].startswith("OK TRACKING")
+        else:
+            assert expected == given_back, f"{section}: {question}"
+        compared += 1
+    assert compared > 90
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\n", codec="utf-8")), max_size=6))
+def test_quoted_words_come_back(words):
+    """Whatever is quoted by upsd's rule is read back by upsd's grammar."""
+    line = " ".join(quoted(word) for word in words) + "\n"
+    assert words == take_question(bytearray(line.encode()))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_taken_or_waited_for(data):
+    """The question reader never raises, and takes at least one byte with every question."""
+    buffer = bytearray(data)
+    size = len(buffer)
+    while take_question(buffer) is not None:
+        assert len(buffer) < size
+        size = len(buffer)
+
+
+class Client:
+    """The smallest NUT client, so that the server is tested without ours."""
+
+    def __init__(self, upsd: SimUpsd) -> None:
+        self.socket = socket.create_connection((upsd.host, upsd.port), 5)
+        self.file = self.socket.makefile("rb")
+
+    def ask(self, question: str) -> str:
+        self.socket.sendall(question.encode() + b"\n")
+        return self.file.readline().decode().strip()
+
+    def list(self, question: str) -> list[str]:
+        lines = [self.ask(question)]
+        while not lines[-1].startswith(("END", "ERR")) and lines[-1]:
+            lines.append(self.file.readline().decode().strip())
+        return lines
+
+    def close(self) -> None:
+        self.file.close()
+        self.socket.close()
+
+
+@pytest.fixture
+def client(upsd):
+    """One connection to the server."""
+    made = Client(upsd)
+    yield made
+    made.close()
+
+
+def test_variables_are_set_and_taken_away(upsd, client):
+    """`set` shows at once, None removes, `replace` leaves nothing else."""
+    upsd.set("demo", {"ups.status": "OB LB", "ups.load": None})
+    assert 'VAR demo ups.status "OB LB"' == client.ask("GET VAR demo ups.status")
+    assert "ERR VAR-NOT-SUPPORTED" == client.ask("GET VAR demo ups.load")
+    upsd.replace("demo", {})
+    assert ["BEGIN LIST VAR demo", "END LIST VAR demo"] == client.list("LIST VAR demo")
+    upsd.remove("demo")
+    assert "ERR UNKNOWN-UPS" == client.ask("GET VAR demo ups.status")
+
+
+def test_login_lasts_as_long_as_its_connection(upsd, client):
+    """NUMLOGINS counts connections and drops with them."""
+    assert ["OK"] * 3 == [client.ask(each) for each in ("USERNAME secondary", "PASSWORD secondarypw", "LOGIN demo")]
+    assert 1 == upsd.numlogins("demo")
+    client.close()
+    assert upsd.wait_for(lambda server: server.numlogins("demo") == 0)
+    assert "PASSWORD ***" in upsd.asked
+    assert not any("secondarypw" in question for question in upsd.asked)
+
+
+def test_fsd_stays_until_restart(upsd):
+    """FSD comes first in the status, survives its sender, and only a restart clears it."""
+    client = Client(upsd)
+    for question in ("USERNAME primary", "PASSWORD primarypw"):
+        client.ask(question)
+    assert "OK PRIMARY-GRANTED" == client.ask("PRIMARY demo")
+    assert "OK FSD-SET" == client.ask("FSD demo")
+    client.close()
+    again = Client(upsd)
+    assert 'VAR demo ups.status "FSD OL"' == again.ask("GET VAR demo ups.status")
+    again.close()
+    upsd.restart()
+    anew = Client(upsd)
+    assert 'VAR demo ups.status "OL"' == anew.ask("GET VAR demo ups.status")
+    anew.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        ("stale", "ERR DATA-STALE"),
+        ("driver-gone", "ERR DRIVER-NOT-CONNECTED"),
+        ("wait", 'VAR demo ups.status "WAIT"'),
+    ],
+)
+def test_states_of_a_ups(upsd, client, kind, answer):
+    """Stale, driver gone and waiting are answered as upsd does, for one UPS, until cleared."""
+    upsd.replace("other", HEALTHY)
+    upsd.fault(kind, ups="demo")
+    assert answer == client.ask("GET VAR demo ups.status")
+    assert 'VAR other ups.status "OL"' == client.ask("GET VAR other ups.status")
+    upsd.clear("demo")
+    assert 'VAR demo ups.status "OL"' == client.ask("GET VAR demo ups.status")
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen"),
+    [
+        (Fault("cut", after=7), b"VAR dem"),
+        (Fault("cut", after=1000), b'VAR demo ups.status "OL"\n'),
+        (Fault("drop"), b""),
+        (Fault("cut", after=5, data=b"\xff\x00\xfe\n!"), b"\xff\x00\xfe\n!"),
+    ],
+)
+def test_hitches_that_end_the_connection(upsd, client, fault, seen):
+    """Exactly the promised bytes arrive, then the end."""
+    upsd.inject(fault)
+    client.socket.sendall(b"GET VAR demo ups.status\n")
+    assert seen == client.file.read()
+
+
+def test_hitches_that_go_on(upsd, client):
+    """A wrong answer and garbage are sent once each where `times` is 1, then the truth again."""
+    upsd.fault("wrong", times=1)
+    assert 'VAR another ups.status "OL"' == client.ask("GET VAR demo ups.status")
+    upsd.fault("garbage", times=1, data=b"what?\n")
+    assert "what?" == client.ask("GET VAR demo ups.status")
+    assert 'VAR demo ups.status "OL"' == client.ask("GET VAR demo ups.status")
+
+
+def test_a_hitch_can_be_narrowed(upsd, client):
+    """*on* and *ups* choose the questions that are hit."""
+    upsd.replace("other", HEALTHY)
+    upsd.fault("garbage", on="GET VAR", ups="other", data=b"hit\n")
+    assert "1.3" == client.ask("NETVER")
+    assert 'VAR demo ups.status "OL"' == client.ask("GET VAR demo ups.status")
+    assert "hit" == client.ask("GET VAR other ups.status")
+
+
+def test_reset_is_a_reset(upsd, client):
+    """After *after* bytes the connection is reset, not closed."""
+    upsd.fault("reset", after=3)
+    client.socket.sendall(b"GET VAR demo ups.status\n")
+    with pytest.raises(ConnectionResetError):
+        while client.socket.recv(100):
+            pass
+
+
+def test_silence_lateness_and_half_open_delay_the_answer(upsd, client):
+    """Silent: no answer at all. Late: after its seconds. Half-open: only once it is over, as after SIGCONT."""
+    client.socket.settimeout(0.05)
+    upsd.fault("silent", times=1)
+    client.socket.sendall(b"NETVER\n")
+    with pytest.raises(TimeoutError):
+        client.socket.recv(100)
+    upsd.fault("half-open")
+    client.socket.sendall(b"NETVER\n")
+    with pytest.raises(TimeoutError):
+        client.socket.recv(100)
+    upsd.clear()
+    client.socket.settimeout(5)
+    assert b"1.3\n" == client.socket.recv(100)
+    upsd.fault("late", seconds=0.1, times=1)
+    began = time.monotonic()
+    client.socket.sendall(b"NETVER\n")
+    assert b"1.3\n" == client.socket.recv(100)
+    assert time.monotonic() - began >= 0.1
+    upsd.fault("drip", seconds=0.001, times=1)
+    client.socket.sendall(b"NETVER\n")
+    assert b"1" == client.socket.recv(100)
+
+
+def test_refusing_ends_connections_and_clearing_brings_the_port_back(upsd, client):
+    """Refuse: open connections end and new ones fail; after `clear` the same port serves again."""
+    port = upsd.port
+    assert "1.3" == client.ask("NETVER")
+    upsd.fault("refuse")
+    assert b"" == client.socket.recv(100)
+    with pytest.raises(ConnectionRefusedError):
+        Client(upsd)
+    upsd.clear()
+    assert port == upsd.port
+    again = Client(upsd)
+    assert "1.3" == again.ask("NETVER")
+    again.close()
+
+
+def test_ipv6():
+    """A server on ::1 has a bracketed address."""
+    with SimUpsd(host="::1") as server:
+        assert f"demo@[::1]:{server.port}" == server.address("demo")
+        client = Client(server)
+        assert "1.3" == client.ask("NETVER")
+        client.close()
+
+
+def test_faults_are_read_from_words():
+    """A fault's text gives the same value as its constructor; nonsense is a ValueError."""
+    assert Fault("cut", ups="demo", after=40, times=1) == Fault.parse("cut ups=demo after=40 times=1")
+    assert Fault("late", on="LIST VAR", seconds=1.5) == Fault.parse("late on=LIST_VAR seconds=1.5")
+    for kind in (*STATES, *HITCHES, *OUTAGES):
+        assert kind == Fault.parse(kind).kind
+    for wrong in ("explode", "cut after", "cut afer=3", "cut after=x", ""):
+        with pytest.raises(ValueError):
+            Fault.parse(wrong)
+
+
+def test_by_hand():
+    """`python -m powerguard.sim.upsd` serves, obeys its lines, and explains what it doesn't understand."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "powerguard.sim.upsd", "--ups", "demo", "--port", "0"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+    )  # fmt: skip
+    try:
+        host, port = process.stdout.readline().split("@")[1].strip().split(":")
+        assert "secondary" in process.stdout.readline()
+        process.stdin.write("demo ups.status: OB DISCHRG\nnonsense\n")
+        assert "not understood" in process.stdout.readline()
+        with socket.create_connection((host, int(port)), 5) as connection:
+            connection.sendall(b"GET VAR demo ups.status\n")
+            assert b'VAR demo ups.status "OB DISCHRG"\n' == connection.recv(100)
+        process.stdin.write("quit\n")
+        assert 0 == process.wait(10)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
