@@ -38,8 +38,8 @@ class ShardFile(Struct, frozen=True):
     sums: tuple[str, ...]
 
 
-class Record(Struct, frozen=True):
-    """What rank *rank* put into *generation*. *state* is the typed JSON of `values.py`."""
+class RecordHead(Struct, frozen=True):
+    """What rank *rank* put into *generation*, without the state, which may be large."""
 
     format: str
     digest: str
@@ -52,23 +52,12 @@ class Record(Struct, frozen=True):
     written_at: float  # seconds since 1970, for people and for the order among equal steps
     created_by: str
     file: ShardFile
+
+
+class Record(RecordHead, frozen=True):
+    """The whole record. *state* is the typed JSON of `values.py`."""
+
     state: Raw
-
-
-class RecordHead(Struct, frozen=True):
-    """A record without its state, which may be large."""
-
-    format: str
-    digest: str
-    generation: str
-    step: int
-    unit: str
-    rank: int
-    world_size: int
-    attempt: str
-    written_at: float
-    created_by: str
-    file: ShardFile
 
 
 class Seal(Struct, frozen=True):

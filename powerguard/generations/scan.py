@@ -233,11 +233,13 @@ def latest(
     verify_ranks: Collection[int] | None = None,
     world_size: int | None = None,
     cap: int | None = resumes.CAP,
+    exclude: Collection[str] = (),
 ) -> Latest:
     """The newest generation that is whole and, with *verify*, whose checksums match (of *verify_ranks* only, if given).
 
-    Passed over: what isn't whole, what doesn't match, what is of another *world_size* (if given), and what was resumed
-    from *cap* times without a newer generation since; the last only while an older one is left to fall back to.
+    Passed over: the names in *exclude* (in silence), what isn't whole, what doesn't match, what is of another
+    *world_size* (if given), and what was resumed from *cap* times without a newer generation since; the last only
+    while an older one is left to fall back to.
     Raises DirectoryError where the directory can't be read.
     """
     from powerguard.generations.verify import verify as check
@@ -246,6 +248,8 @@ def latest(
     skipped: list[Skipped] = []
     worn: list[Generation] = []
     for generation in scan(directory):
+        if generation.name in exclude:
+            continue
         reason = _unfit(generation, world_size)
         if not reason and cap is not None and counts.get(generation.name, 0) >= cap:
             worn.append(generation)

@@ -58,6 +58,30 @@ def read_shard(
         reader.close()
 
 
+def read_range(path: Path, file: ShardFile, begin: int, end: int, *, disk: Disk = DISK) -> bytes:
+    """Bytes *begin* to *end* of the shard, from chunks that match; raises CheckpointError."""
+    if not 0 <= begin <= end <= file.bytes:
+        raise CheckpointError(f"{path.parent.name}'s shard has no bytes {begin} to {end}")
+    out = bytearray(end - begin)
+
+    def keep(offset: int, data: memoryview) -> None:
+        low, high = max(begin, offset), min(end, offset + len(data))
+        out[low - begin : high - begin] = data[low - offset : high - offset]
+
+    first, last = begin // file.chunk_bytes, -(-end // file.chunk_bytes)
+    try:
+        reader = _Reader(path, file, keep, disk)
+    except OSError as error:
+        raise CheckpointError(f"{path.parent.name}'s shard can't be read: {error.strerror}") from error
+    try:
+        buffer = reader.buffer()
+        for index in range(first, last):
+            reader.chunk(index, buffer)
+    finally:
+        reader.close()
+    return bytes(out)
+
+
 class _Reader:
     """The work shared by the threads of one `read_shard`."""
 
@@ -85,9 +109,12 @@ class _Reader:
             self.next += 1
             return self.next - 1
 
-    def work(self) -> None:
+    def buffer(self) -> memoryview:
         room = -(-min(self.file.chunk_bytes, self.file.bytes) // ALIGN) * ALIGN
-        buffer = memoryview(mmap.mmap(-1, max(room, ALIGN)))
+        return memoryview(mmap.mmap(-1, max(room, ALIGN)))
+
+    def work(self) -> None:
+        buffer = self.buffer()
         try:
             while (index := self.take()) is not None:
                 self.chunk(index, buffer)

@@ -1,0 +1,176 @@
+"""Reads a rank's shard straight into a live state, checking every byte on the way.
+
+Extra memory: one chunk (8 MiB) per reading thread, and a copy of those tensors only whose memory isn't contiguous or
+is shared. If a byte turns out wrong, the state is partly overwritten and must be loaded from another generation.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import time
+from typing import Any
+
+import msgspec
+import torch
+from msgspec import Struct
+
+from powerguard.errors import CheckpointError, StateError
+from powerguard.generations.names import SHARD
+from powerguard.generations.record import Record, decode
+from powerguard.generations.scan import Generation, check_identity, read_record_bytes
+from powerguard.generations.stream import read_range, read_shard
+from powerguard.train import rng
+from powerguard.train.blobs import bytes_view
+from powerguard.train.layout import HEADER_BYTES_MAX, Entry, parse_header
+from powerguard.train.restore import Restore
+from powerguard.train.sharded import find_meshes
+from powerguard.train.tree import is_stateful
+
+
+class LoadReport(Struct, frozen=True):
+    """What was loaded. *values* are the sources by name, which matters for those that can't be changed in place."""
+
+    generation: str
+    step: int
+    bytes: int
+    load_s: float
+    values: dict[str, Any]
+    left: tuple[str, ...] = ()  # what couldn't be restored here, in words
+    skipped: tuple[str, ...] = ()  # newer generations that were passed over, and why
+
+    def describe(self) -> str:
+        """One line for the log."""
+        return "; ".join([f"resumed from {self.generation}", *self.skipped, *self.left])
+
+
+def read_record(generation: Generation, rank: int) -> Record:
+    """The verified record of *rank*; raises CheckpointError."""
+    shard = next((shard for shard in generation.shards if shard.rank == rank), None)
+    if shard is None:
+        raise CheckpointError(f"{generation.name} has no shard of rank {rank}")
+    folder = generation.path / shard.path
+    record = decode(read_record_bytes(folder), Record, f"{folder.name}'s record")
+    if record.digest != shard.digest:
+        raise CheckpointError(f"{folder.name}'s record isn't the one that was sealed")
+    check_identity(record, folder, generation.name, generation.step, rank)
+    return record
+
+
+def read_entries(generation: Generation, record: Record) -> dict[str, Entry]:
+    """The verified header of a rank's shard."""
+    path = generation.path / f"rank-{record.rank:05d}" / SHARD
+    size = int.from_bytes(read_range(path, record.file, 0, min(8, record.file.bytes)), "little")
+    if size > HEADER_BYTES_MAX or 8 + size > record.file.bytes:
+        raise CheckpointError(f"{path.parent.name}'s shard has a header of {size} bytes")
+    _, entries = parse_header(read_range(path, record.file, 0, 8 + size))
+    for name, entry in entries.items():
+        if not 0 <= entry.begin <= entry.end <= record.file.bytes:
+            raise CheckpointError(f"{path.parent.name}'s shard has {name!r} outside the file")
+    return entries
+
+
+def load_state(
+    generation: Generation, rank: int, state: dict[str, object], *, allow_pickle: bool = False, strict: bool = True
+) -> LoadReport:
+    """Loads *rank*'s part of *generation* into *state*, random states last.
+
+    With *strict*, the names of the sources must be the same on both sides. Raises StateError where the state doesn't
+    fit (before touching it, as far as that can be told), CheckpointError where the generation can't be trusted.
+    """
+    begun = time.monotonic()
+    record = read_record(generation, rank)
+    nodes: dict[str, Any] = msgspec.json.decode(record.state)
+    left = _check_sources(nodes, state, strict)
+    restore = Restore(read_entries(generation, record), find_meshes(_tensors(state)), allow_pickle=allow_pickle)
+    values = {name: restore.plan(nodes[name], value, name) for name, value in state.items() if name in nodes}
+    random_states = restore.plan(nodes[rng.KEY], None, rng.KEY) if rng.KEY in nodes else None
+    folder = generation.path / f"rank-{rank:05d}"
+    read_shard(folder / SHARD, record.file, _Scatter(restore).take)
+    restore.finish()
+    for name, value in values.items():
+        _assign(state[name], value)
+    if random_states is not None:
+        left += rng.restore(random_states)
+    return LoadReport(
+        generation=generation.name,
+        step=generation.step,
+        bytes=record.file.bytes,
+        load_s=time.monotonic() - begun,
+        values=values,
+        left=left,
+    )
+
+
+def _check_sources(nodes: dict[str, Any], state: dict[str, object], strict: bool) -> tuple[str, ...]:
+    saved = set(nodes) - {rng.KEY}
+    missing, extra = sorted(set(state) - saved), sorted(saved - set(state))
+    if strict and (missing or extra):
+        parts = [f"the checkpoint has no {missing}"] if missing else []
+        parts += [f"the state given has no {extra}, the checkpoint has"] if extra else []
+        raise StateError("; ".join(parts), todo="give the same sources as when it was saved, or load with strict=False")
+    return tuple(f"{name!r} isn't in the checkpoint" for name in missing) + tuple(
+        f"{name!r} is only in the checkpoint" for name in extra
+    )
+
+
+def _tensors(value: object) -> list[Any]:
+    """All tensors of a state, for the meshes that they are sharded over."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, torch.nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    if isinstance(value, torch.optim.Optimizer):
+        return [p for group in value.param_groups for p in group["params"]]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in _tensors(item)]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _assign(current: object, value: object) -> None:
+    """Brings a plain source up to date in place where it can be, so that who holds it sees the loaded values."""
+    if current is value or is_stateful(current):
+        return
+    if isinstance(current, dict) and isinstance(value, dict):
+        for key in [key for key in current if key not in value]:
+            del current[key]
+        for key, item in value.items():
+            there = current.get(key)
+            if isinstance(there, (dict, list)) and type(there) is type(item):
+                _assign(there, item)
+            else:
+                current[key] = item
+    elif isinstance(current, list) and isinstance(value, list):
+        current[:] = value
+    elif isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
+        raise StateError(
+            f"a tensor of the state is {current.dtype} {list(current.shape)} here and "
+            f"{value.dtype} {list(value.shape)} in the checkpoint"
+        )
+
+
+class _Scatter:
+    """Puts the bytes that pass by where they belong; called from several threads."""
+
+    def __init__(self, restore: Restore) -> None:
+        entries = restore.entries
+        wanted = [(entries[name].begin, entries[name].end, tensor) for name, tensor in restore.targets.items()]
+        self.spans = sorted((span for span in wanted if span[0] < span[1]), key=lambda span: span[0])
+        self.begins = [begin for begin, _, _ in self.spans]
+
+    def take(self, offset: int, data: memoryview) -> None:
+        end = offset + len(data)
+        source = ctypes.addressof(ctypes.c_char.from_buffer(data))
+        index = max(0, bisect.bisect_right(self.begins, offset) - 1)
+        while index < len(self.spans) and self.begins[index] < end:
+            begin, stop, tensor = self.spans[index]
+            low, high = max(begin, offset), min(stop, end)
+            if low < high:
+                if tensor.device.type == "cpu":
+                    ctypes.memmove(tensor.data_ptr() + low - begin, source + low - offset, high - low)
+                else:
+                    piece = torch.frombuffer(data[low - offset : high - offset], dtype=torch.uint8)
+                    bytes_view(tensor, low - begin, high - low).copy_(piece)
+            index += 1
