@@ -21,6 +21,7 @@ class Discharge(Struct, frozen=True, omit_defaults=True):
     bound_s: float | None = None  # the first bound that was given ...
     bound_after_s: float | None = None  # ... so long after the transfer
     volts_least: float | None = None  # per cell
+    volts_last: float | None = None
     knee_used: float | None = None  # *used* when the voltage fell off its plateau; None = it didn't
     low_battery: bool = False  # LB was claimed
     tested: bool = False  # a self-test or calibration, not an outage

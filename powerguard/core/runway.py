@@ -233,6 +233,7 @@ def _sum_up(state: Runway, draw: Draw, feed: FeedPolicy, now: float) -> Discharg
         bound_s=None if draw.first_bound_s < 0.0 else draw.first_bound_s * scale,
         bound_after_s=None if draw.first_bound_s < 0.0 else draw.first_bound_after_s * scale,
         volts_least=draw.volts_least if draw.volts_least < 9.0 else None,
+        volts_last=_known(draw.volts.value),
         knee_used=_known(draw.knee_used),
         low_battery=draw.claimed,
         tested=draw.tested,
