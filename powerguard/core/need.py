@@ -1,0 +1,85 @@
+"""The need: how long the node's jobs take to be durable, and the node to be off.
+
+Seconds from "stop now": finish the step (and the next one, for a rank that is a step behind), wait for a
+snapshot that is still being written, stage, write and fsync, then halt. The slowest rank of each job counts,
+never the mean; several jobs share the disks, so their writes add up.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from powerguard.core.job import Job, Member, living, writing_s
+from powerguard.core.messages import Purpose
+from powerguard.core.policy import Policy
+
+STEPS = 2.0
+"""Steps until the stop step is over: the one underway, and one more for a rank that is behind."""
+
+
+class Need(Struct, frozen=True):
+    """Planned seconds, each with `flush_factor` where it was measured."""
+
+    flush_s: float = 0.0  # stage, write and fsync
+    step_s: float = 0.0  # until the stop step is over
+    stage_s: float = 0.0
+    write_s: float = 0.0  # write and fsync
+    pending_s: float = 0.0  # until a snapshot that is being written is out of the way
+    halt_s: float = 0.0
+    save_s: float = 0.0  # everything until all is durable
+    total_s: float = 0.0  # everything until the node is off
+    by: str = "no job"  # whose measure it is
+    measured: bool = True  # False: some rank has measured no write, the default stands in where it is longer
+
+
+def reckon(policy: Policy, jobs: dict[str, Job], now: float) -> Need:
+    """The need of all jobs with a living rank; without one it is the halt alone."""
+    step_s = stage_s = write_s = pending_s = slowest_s = 0.0
+    by, measured = "no job", True
+    for name, job in jobs.items():
+        ranks = living(job)
+        if not ranks:
+            continue
+        members = [job.members[rank] for rank in ranks]
+        slowest = max(members, key=_own_s)
+        job_stage_s = policy.flush_factor * max(member.pace.stage_s for member in members)
+        job_write_s = policy.flush_factor * max(member.pace.write_s + member.pace.fsync_s for member in members)
+        label = f"{name} rank {slowest.rank}"
+        blank = [member.rank for member in members if member.pace.write_s <= 0.0]
+        if blank:
+            measured = False
+            if job_write_s < policy.flush_default_s:
+                job_write_s = policy.flush_default_s
+                label = f"{name} rank {blank[0]}, nothing measured: the default"
+        step_s = max(step_s, STEPS * max(member.pace.step_s for member in members))
+        stage_s = max(stage_s, job_stage_s)
+        write_s += job_write_s
+        pending_s = max(pending_s, _pending_s(job, now))
+        if job_stage_s + job_write_s > slowest_s:
+            slowest_s, by = job_stage_s + job_write_s, label
+    flush_s = stage_s + write_s
+    save_s = step_s + pending_s + flush_s
+    return Need(
+        flush_s=flush_s,
+        step_s=step_s,
+        stage_s=stage_s,
+        write_s=write_s,
+        pending_s=pending_s,
+        halt_s=policy.halt_s,
+        save_s=save_s,
+        total_s=save_s + policy.halt_s,
+        by=by,
+        measured=measured,
+    )
+
+
+def _own_s(member: Member) -> float:
+    return member.pace.stage_s + member.pace.write_s + member.pace.fsync_s
+
+
+def _pending_s(job: Job, now: float) -> float:
+    """Seconds until the writers are free for a stop; what a stop itself still writes isn't waited for."""
+    if job.order is not None and job.order.purpose is Purpose.STOP:
+        job = replace(job, order=None)
+    return writing_s(job, now)

@@ -1,0 +1,235 @@
+"""What a phase asks of each job, and what the jobs together mean for the phase. Pure.
+
+Orders follow from the phase, not from the moment it was entered: a job that registers in mid-outage, or after a
+restart of the daemon, gets what everybody else has got, and nobody gets it twice.
+
+    online, on_battery    train: a job still held by an old STOP is released
+    flushing, parked      every living job gets one STOP; one that was lost by bad luck gets another, a few times
+    halting               QUIESCE, then EXIT
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from powerguard.core import agree, feeds
+from powerguard.core.job import Job, living, not_durable, quiet
+from powerguard.core.messages import Notice, Purpose
+from powerguard.core.phase import Do, Flush, FlushView, Next
+from powerguard.core.policy import Policy
+from powerguard.core.state import State, event_id
+from powerguard.core.types import Actions, Announce, Phase, Send
+from powerguard.errors import EXIT_REQUEUE
+
+MAX_STOPS = 3
+"""STOP orders to one job in one event, where the first ones were lost though every rank lives (a missed step)."""
+
+
+def entered(policy: Policy, state: State, nxt: Next, now: float) -> State:
+    """*state* with the new view, the event's name, and the deadline of a stop."""
+    event, event_n, stops = state.event, state.event_n, state.stops
+    if nxt.phase is Phase.ONLINE:
+        event, stops = "", {}
+        event_n += Do.SNAPSHOT in nxt.orders
+    elif not event:
+        event_n += 1
+        event = event_id(state.boot, event_n)
+    known = state.feeds
+    if nxt.phase is Phase.PARKED and state.power is not None and state.power.on_battery is not False:
+        # Said at each look: an outage may begin, or begin anew, while ranks are parked already.
+        parks = PARKS if any(job.alive for job in state.jobs.values()) else NOBODY
+        known = feeds.step_load(policy, known, now, parks)
+    state = replace(state, view=nxt.view, event=event, event_n=event_n, stops=stops, feeds=known)
+    return replace(state, deadline_at=_deadline_at(policy, state, now))
+
+
+PARKS = 0.5
+"""Expected load of parked ranks, of the load while they flushed: a GPU node writes a checkpoint at 32-55 % of its
+training load, and idles at 22-32 % of it (published H100 node figures)."""
+
+NOBODY = 0.69
+"""The same where no rank was there to park: it counts as a park, and next to nothing is expected of it."""
+
+
+def _deadline_at(policy: Policy, state: State, now: float) -> float | None:
+    """The instant that ranks under a STOP are given. It only comes nearer, unless mains were seen meanwhile."""
+    view, power = state.view, state.power
+    if view.phase is not Phase.FLUSHING or power is None or (power.on_battery is False and view.fsd_at is None):
+        return None
+    given = [] if state.deadline_at is None else [state.deadline_at]
+    if power.runway_s is not None:
+        given.append(now + power.runway_s)
+    if view.fsd_at is not None:
+        given.append(view.fsd_at + policy.fsd_s)
+    return min(given) if given else None
+
+
+def flush_view(state: State) -> FlushView:
+    """All jobs together, by the least advanced one."""
+    found: list[Flush] = []
+    whys: list[str] = []
+    for name, job in sorted(state.jobs.items()):
+        where = _where(state, name, job)
+        if where is Flush.NONE:
+            continue
+        found.append(where)
+        if where is not Flush.PARKED:
+            whys.append(f"{name}: {_missing(job)}")
+    jobs = state.jobs.values()
+    return FlushView(
+        state=next((where for where in _LEAST_FIRST if where in found), Flush.NONE),
+        why="; ".join(whys),
+        underway=any(job.order is not None and job.order.underway for job in jobs),
+        failed=any(job.alive and _snapshot_failed(job) for job in jobs),
+        quiet=all(quiet(job) for job in jobs),
+        gone=not any(job.alive for job in jobs),
+    )
+
+
+_LEAST_FIRST = (Flush.IDLE, Flush.UNDERWAY, Flush.LOST, Flush.PARKED)
+
+
+def _where(state: State, name: str, job: Job) -> Flush:
+    """How far one job is on its way to being parked."""
+    if not stopped(job):
+        return Flush.IDLE if job.alive else Flush.NONE
+    outcome = job.outcome
+    if outcome == "lost":
+        return Flush.UNDERWAY if _again(state, name, job) else Flush.LOST
+    if outcome == "parked":
+        return Flush.PARKED if job.alive else Flush.NONE
+    return Flush.UNDERWAY
+
+
+def stopped(job: Job) -> bool:
+    """The newest order is a STOP that no RESUME has ended."""
+    return job.order is not None and job.order.purpose is Purpose.STOP and not job.order.over
+
+
+def _again(state: State, name: str, job: Job) -> bool:
+    """A lost STOP is worth another one."""
+    return state.phase is Phase.FLUSHING and job.again and state.stops.get(name, 0) < MAX_STOPS
+
+
+def _snapshot_failed(job: Job) -> bool:
+    return job.order is not None and job.order.purpose is Purpose.SNAPSHOT and job.outcome == "lost"
+
+
+def _missing(job: Job) -> str:
+    if not stopped(job):
+        return "not yet stopped"
+    ranks = ", ".join(str(rank) for rank in not_durable(job)[:16])
+    return job.why or (f"rank {ranks} not yet durable" if ranks else "not every rank waits")
+
+
+def serve(policy: Policy, state: State, nxt: Next, now: float) -> tuple[State, tuple[Actions, ...]]:
+    """*state*, whose view is *nxt*'s already, with every job served by its phase, and what to send."""
+    actions: list[Actions] = []
+    jobs = dict(state.jobs)
+    seq, stops = state.seq, dict(state.stops)
+    event = state.event or event_id(state.boot, state.event_n)
+    budget_s = None if state.deadline_at is None else max(0.0, state.deadline_at - now)
+    for name in sorted(jobs):
+        job = jobs[name]
+        purpose = _purpose(state, nxt, name, job)
+        if purpose is not None:
+            seq += 1
+            if purpose is Purpose.STOP:
+                stops[name] = stops.get(name, 0) + 1
+            job, told = agree.order(
+                policy,
+                job,
+                seq=seq,
+                event=event,
+                purpose=purpose,
+                budget_s=budget_s if purpose is Purpose.STOP else None,
+                reason=nxt.reason,
+                now=now,
+            )
+            actions += told
+        elif state.phase is Phase.HALTING:
+            job, told = _farewell(policy, state, job, seq, now)
+            actions += told
+        elif state.phase in (Phase.ONLINE, Phase.ON_BATTERY) and (stopped(job) or job.quiesce is not None):
+            job, told = agree.resume(policy, replace(job, quiesce=None, leave=None), nxt.reason, now)
+            actions += told
+        jobs[name] = job
+    return replace(state, jobs=jobs, seq=seq, stops=stops), tuple(actions)
+
+
+def _purpose(state: State, nxt: Next, name: str, job: Job) -> Purpose | None:
+    """The new order that this job is to get now, if any."""
+    if not job.alive:
+        return None
+    if state.phase in (Phase.FLUSHING, Phase.PARKED):
+        if not stopped(job) or (job.outcome == "lost" and _again(state, name, job)):
+            return Purpose.STOP
+    elif Do.SNAPSHOT in nxt.orders:
+        return Purpose.SNAPSHOT
+    return None
+
+
+def _farewell(policy: Policy, state: State, job: Job, seq: int, now: float) -> tuple[Job, tuple[Actions, ...]]:
+    """HALTING: quiesce, and leave once `exit_at` is set; both are nothing when repeated."""
+    job, actions = agree.quiesce(policy, job, seq, state.view.why, now)
+    if state.view.exit_at is not None:
+        job, told = agree.leave(policy, job, EXIT_REQUEUE, state.view.why, now)
+        actions = (*actions, *told)
+    return job, actions
+
+
+def notices(state: State, reason: str) -> tuple[Send, ...]:
+    """NOTICE to every living rank: what is coming."""
+    remaining_s = None if state.power is None else state.power.runway_s
+    return tuple(
+        Send(name, rank, Notice(state.seq, remaining_s, reason))
+        for name, job in sorted(state.jobs.items())
+        for rank in living(job)
+    )
+
+
+def announce(before: State, after: State, nxt: Next) -> tuple[Announce, ...]:
+    """What people must know of this decision, each fact once: phases, snapshots, troubles that came or went."""
+    told: list[Announce] = []
+    if after.phase is not before.phase or Do.SNAPSHOT in nxt.orders:
+        told.append(
+            Announce(_LEVEL[after.phase] if after.phase is not before.phase else "info", nxt.reason, _facts(after))
+        )
+    was, now = _troubles(before), _troubles(after)
+    told += [Announce("warning", text) for kind, text in now.items() if kind not in was]
+    told += [Announce("info", f"cleared: {text}") for kind, text in was.items() if kind not in now]
+    return tuple(told)
+
+
+def _troubles(state: State) -> dict[str, str]:
+    """The troubles of the power as seen now, by their text without numbers, which may count on.
+
+    What the phase says already isn't a trouble.
+    """
+    power = state.power
+    if power is None:
+        return {}
+    said = power.reason if power.on_battery else ""
+    return {text.translate(_NO_DIGITS): text for text in power.troubles if text != said}
+
+
+_NO_DIGITS = str.maketrans("", "", "0123456789.")
+
+_LEVEL = {
+    Phase.ONLINE: "info",
+    Phase.ON_BATTERY: "warning",
+    Phase.FLUSHING: "warning",
+    Phase.PARKED: "warning",
+    Phase.HALTING: "error",
+}
+
+
+def _facts(state: State) -> dict[str, str | int | float | bool | None]:
+    power, need = state.power, state.need
+    return {
+        "phase": state.phase.value,
+        "event": state.event,
+        "runway_s": None if power is None or power.runway_s is None else round(power.runway_s, 1),
+        "need_s": round(need.total_s, 1),
+        "jobs": sum(job.alive for job in state.jobs.values()),
+    }

@@ -1,0 +1,168 @@
+"""Why to snapshot, to stop, to halt: the thresholds, each answered with a sentence or with "" for "no".
+
+Questions only: nothing here changes anything. Numbers that operators may set are in `Policy`.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from powerguard.core.feeds import Power
+from powerguard.core.need import Need
+from powerguard.core.phase import Flush, FlushView, PhaseView
+from powerguard.core.policy import Policy
+
+REPEAT_S = 900.0
+"""An outage so soon after the last one isn't waited out: outages come in series (NPL survey)."""
+
+RETRY_S = 60.0
+"""A snapshot that failed is tried again after this long."""
+
+DOUBT_S = 20.0
+"""From here on a runway that is still unknown is doubtful: the estimator may stay silent for 16 s."""
+
+DOUBT_FACTOR = 3.0
+"""A spare of fewer saves than this is doubtful."""
+
+PARK_BLIND_S = 60.0
+"""Parked at most this long where no battery voltage is known: the last minutes show in the voltage only."""
+
+
+class Case(Struct, frozen=True):
+    """All that one step of the phase machine may weigh."""
+
+    policy: Policy
+    view: PhaseView
+    power: Power
+    need: Need
+    flush: FlushView
+    now: float
+
+    @property
+    def on_battery_s(self) -> float:
+        """Seconds since the outage began; 0 without one."""
+        return 0.0 if self.view.event_at is None else self.now - self.view.event_at
+
+    @property
+    def phase_s(self) -> float:
+        """Seconds in this phase."""
+        return self.now - self.view.phase_since
+
+    @property
+    def back_s(self) -> float:
+        """Seconds that mains have been back."""
+        since = self.power.online_since
+        return 0.0 if since is None or self.power.on_battery is not False else max(0.0, self.now - since)
+
+    @property
+    def spare_s(self) -> float | None:
+        """Runway less need and margin; None = unknown."""
+        runway = self.power.runway_s
+        return None if runway is None else runway - self.need.total_s - self.policy.margin_s
+
+
+def why_stop(case: Case) -> str:
+    """Why training must stop now, on battery."""
+    policy, power = case.policy, case.power
+    if power.save_now:
+        return power.save_now
+    if power.blind_s is not None and power.blind_s >= policy.blind_save_s:
+        return f"on battery and nothing fresh from the UPS for {power.blind_s:.0f} s"
+    if power.runway_s is not None and power.runway_s - case.need.total_s <= policy.margin_s:
+        return (
+            f"runway {power.runway_s:.0f} s ({power.by}) <= "
+            f"need {case.need.total_s:.0f} s + margin {policy.margin_s:.0f} s"
+        )
+    if power.runway_s is None and case.on_battery_s >= policy.blind_save_s:
+        return f"runway still unknown after {case.on_battery_s:.0f} s on battery"
+    if policy.on_battery == "park" and case.on_battery_s >= policy.snapshot_after_s:
+        return f"on battery for {case.on_battery_s:.0f} s and configured to park"
+    return ""
+
+
+def why_snapshot(case: Case) -> str:
+    """Why all ranks should stage now and train on, on battery.
+
+    It pays when a lost run costs at least C^2/2 seconds (C = flush_s; 20,000 simulated outages, asynchronous writes).
+    """
+    policy, view, need = case.policy, case.view, case.need
+    if policy.snapshot == "never" or case.flush.state is Flush.NONE or case.flush.underway:
+        return ""
+    if view.snapshot_at is None:
+        if case.on_battery_s < policy.snapshot_after_s and not _repeated(view):
+            return ""
+        word = f"on battery for {case.on_battery_s:.0f} s"
+    else:
+        age = case.now - view.snapshot_at
+        if age < (RETRY_S if case.flush.failed else policy.snapshot_again_s):
+            return ""
+        word = f"the last one failed {age:.0f} s ago" if case.flush.failed else f"{age:.0f} s of work at risk"
+    spare = case.spare_s
+    if spare is not None and spare <= need.write_s:
+        return ""  # the stop is so near that a snapshot would only be in the way of its flush
+    if policy.snapshot == "always":
+        return word
+    if policy.loss_weight_s >= need.flush_s**2 / 2:
+        return f"{word}, a save of {need.flush_s:.0f} s pays"
+    if spare is None and case.on_battery_s >= DOUBT_S * policy.time_scale:
+        return f"{word}, the runway is unknown"
+    if spare is not None and spare < DOUBT_FACTOR * need.save_s:
+        return f"{word}, the runway is doubtful ({spare_text(case)})"
+    return ""
+
+
+def _repeated(view: PhaseView) -> bool:
+    return view.ended_at is not None and view.event_at is not None and view.event_at - view.ended_at < REPEAT_S
+
+
+def why_halt(case: Case) -> str:
+    """Why a parked node on battery must be powered off now."""
+    policy, power, view = case.policy, case.power, case.view
+    why = _nearly_spent(case)
+    if why:
+        return why
+    if power.blind_s is not None and power.blind_s >= policy.blind_halt_s:
+        return f"parked on battery and nothing fresh from the UPS for {power.blind_s:.0f} s"
+    parked_s = case.now - max(view.phase_since, view.event_at or 0.0)
+    if parked_s >= policy.park_max_s:
+        return f"parked on battery for {parked_s:.0f} s, at most {policy.park_max_s:.0f} s"
+    return ""
+
+
+def why_halt_unflushed(case: Case) -> str:
+    """Why to halt with a flush underway: power is nearly gone *and* the flush is late or can't be done in time.
+
+    A flush within its plan goes on even then: stopping it loses the save for sure, and the bounds are cautious.
+    """
+    power, need, took = case.power, case.need, case.phase_s
+    late = took >= need.save_s
+    if case.view.fsd_at is not None and case.now - case.view.fsd_at >= case.policy.fsd_s:
+        return f"FSD {case.now - case.view.fsd_at:.0f} s ago, the primary waits no longer"
+    why = _nearly_spent(case)
+    if why and late:
+        return f"{why}, and the flush is late ({took:.0f} s, planned {need.save_s:.0f} s)"
+    idle = power.idle_runway_s
+    if idle is not None and idle <= need.halt_s and need.save_s - took > idle:
+        return f"runway {idle:.0f} s even when idle ({power.by}), the flush needs {need.save_s - took:.0f} s more"
+    if late and power.blind_s is not None and power.blind_s >= case.policy.blind_halt_s:
+        return f"nothing fresh from the UPS for {power.blind_s:.0f} s, and the flush is late ({took:.0f} s)"
+    if idle is None and took >= case.policy.flush_max_s:
+        return f"runway unknown, and the flush isn't done after {took:.0f} s"
+    return ""
+
+
+def _nearly_spent(case: Case) -> str:
+    """Why power must be presumed nearly gone even with parked ranks."""
+    power, halt_s, margin_s = case.power, case.need.halt_s, case.policy.margin_s
+    if power.halt_now:
+        return power.halt_now
+    if power.idle_runway_s is not None and power.idle_runway_s <= halt_s + margin_s:
+        return f"idle runway {power.idle_runway_s:.0f} s ({power.by}) <= halt {halt_s:.0f} s + margin {margin_s:.0f} s"
+    return ""
+
+
+def spare_text(case: Case) -> str:
+    """Runway against need, in numbers."""
+    if case.power.runway_s is None:
+        return f"runway unknown, need {case.need.total_s:.0f} s"
+    return f"runway {case.power.runway_s:.0f} s ({case.power.by}), need {case.need.total_s:.0f} s"

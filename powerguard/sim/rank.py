@@ -1,0 +1,249 @@
+"""A simulated rank: a listener that answers and a training thread that steps, waits, stages and writes.
+
+The agreement is the real one (`core.follow`); time, the training and the disk are made up.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec import Struct
+
+from powerguard.core import follow
+from powerguard.core.messages import (
+    Beat,
+    Failed,
+    FromRank,
+    Hello,
+    Pace,
+    Quiesced,
+    Seal,
+    SealWritten,
+    Shard,
+    ShardRecord,
+    Staged,
+    ToRank,
+    Welcome,
+)
+from powerguard.sim.faults import (
+    GilHeld,
+    InEval,
+    LateJoiner,
+    RankDead,
+    RankFault,
+    RankStopped,
+    StepSlow,
+    WriteFails,
+    WriteSlow,
+)
+
+BEAT_S = 1.0
+
+
+class RankSpec(Struct, frozen=True):
+    """How fast one rank is."""
+
+    step_s: float = 1.0
+    stage_s: float = 0.5
+    write_s: float = 8.0
+    fsync_s: float = 0.5
+    measured: bool = True  # it knows its own pace from the start
+    jitter: float = 0.05  # of a step
+
+
+class Disk:
+    """Shards and seals of one job, as far as they are durable."""
+
+    def __init__(self) -> None:
+        self.shards: dict[str, dict[int, int]] = {}  # generation -> rank -> step
+        self.seals: dict[str, int] = {}  # generation -> step
+
+    def whole(self, world_size: int) -> dict[str, int]:
+        """Generations whose shards are all there and of one step, sealed or not."""
+        return {
+            name: next(iter(parts.values()))
+            for name, parts in self.shards.items()
+            if len(parts) == world_size and len(set(parts.values())) == 1
+        }
+
+    def newest(self, world_size: int) -> int | None:
+        """The step of the newest whole generation."""
+        return max(self.whole(world_size).values(), default=None)
+
+
+class SimRank:
+    """One process. `tick` lets it live for an instant; what it says is returned, what it is told is `hear`d."""
+
+    def __init__(  # noqa: PLR0917
+        self, job: str, rank: int, world_size: int, spec: RankSpec, disk: Disk, faults: tuple[RankFault, ...], seed: int
+    ) -> None:
+        self.job, self.rank, self.world_size, self.spec, self.disk = job, rank, world_size, spec, disk
+        self.faults = faults
+        self.rng = Random(seed)
+        self.follower = follow.Follower()
+        self.pid = 1000 * (1 + seed % 1000) + rank
+        self.alive = True
+        self.started = False
+        self.left_with: int | None = None
+        self.step = -1
+        self.inside = False
+        self.parked = False
+        self.lone_saves = 0
+        self._ends_at = 0.0  # of the step underway
+        self._greeted = False
+        self._beat_at = 0.0
+        self._saving: follow.Save | None = None
+        self._staged_at: float | None = None
+        self._durable_at = 0.0
+        self._writing: list[tuple[float, follow.Save]] = []  # snapshots on their way to the disk
+        self._sealing: list[tuple[float, Seal]] = []
+        self._begun: dict[RankFault, float] = {}
+
+    # ---- what is wrong with it ---------------------------------------------------------------------
+
+    def _ill(self, kind: type[RankFault], now: float) -> RankFault | None:
+        """The fault of that kind which holds now; one with a step begins when the rank gets there."""
+        for fault in self.faults:
+            if not isinstance(fault, kind):
+                continue
+            if fault.step >= 0:
+                if self.step < fault.step:
+                    continue
+                begun = self._begun.setdefault(fault, now)
+            else:
+                begun = fault.at
+            if begun <= now and (fault.for_s <= 0.0 or now < begun + fault.for_s):
+                return fault
+        return None
+
+    @property
+    def training(self) -> bool:
+        """Its device works."""
+        return self.alive and self.started and not self.parked and not self.inside
+
+    @property
+    def begun(self) -> int:
+        """The last step that its training thread has begun: peers can't finish a later one (a collective)."""
+        return self.step if self.inside else self.step + 1
+
+    # ---- its listener ------------------------------------------------------------------------------
+
+    def deaf(self, now: float) -> bool:
+        """Nothing reaches its listener now."""
+        return not self.alive or not self.started or bool(self._ill(RankStopped, now) or self._ill(GilHeld, now))
+
+    def hear(self, message: ToRank, now: float) -> list[FromRank]:
+        """Take a message in and answer it."""
+        if isinstance(message, Welcome):
+            self._greeted = not message.hello
+            return [self._hello()] if message.hello else []
+        if isinstance(message, Seal) and message.generation not in {seal.generation for _, seal in self._sealing}:
+            self._sealing.append((now + self.spec.fsync_s, message))
+        place = follow.Place(self.step, self.inside)
+        self.follower, answers = follow.hear(self.follower, message, place, self._pace(), now)
+        return list(answers)
+
+    def _pace(self) -> Pace:
+        spec = self.spec
+        return Pace(spec.step_s, spec.stage_s, spec.write_s, spec.fsync_s, 1 << 30) if spec.measured else Pace()
+
+    def _hello(self) -> Hello:
+        return Hello(
+            self.job,
+            self.rank,
+            self.rank,
+            self.world_size,
+            self.pid,
+            f"/checkpoints/{self.job}",
+            step=self.step,
+            pace=self._pace(),
+        )
+
+    # ---- its life ----------------------------------------------------------------------------------
+
+    def tick(self, now: float, peers: list[SimRank]) -> list[FromRank]:
+        """Live until *now*: what it says unasked."""
+        if not self.started:
+            late = [fault.at for fault in self.faults if isinstance(fault, LateJoiner)]
+            if late and now < max(late):
+                return []
+            self.started, self._ends_at = True, now + self.spec.step_s
+        if self.alive and self._ill(RankDead, now):
+            self.alive = False
+        if not self.alive or self._ill(RankStopped, now):
+            return []
+        self._disk_work(now)
+        said: list[FromRank] = []
+        if not self._ill(GilHeld, now):
+            self.follower, ripe = follow.due(self.follower, now)
+            said += ripe
+            if now >= self._beat_at:
+                self._beat_at = now + BEAT_S
+                said.append(Beat(self.step, self._pace()) if self._greeted else self._hello())
+        if not self._ill(InEval, now):
+            self._train(now, peers)
+        return said
+
+    def _disk_work(self, now: float) -> None:
+        for done_at, save in [item for item in self._writing if item[0] <= now]:
+            self._writing.remove((done_at, save))
+            self._durable(save, now)
+        for done_at, seal in [item for item in self._sealing if item[0] <= now]:
+            self._sealing.remove((done_at, seal))
+            self.disk.seals[seal.generation] = seal.step
+            self.follower = follow.say(self.follower, SealWritten(seal.seq, seal.step, seal.generation), now)
+
+    def _durable(self, save: follow.Save, now: float) -> None:
+        if self._ill(WriteFails, now):
+            self.follower = follow.say(self.follower, Failed(save.seq, save.step, "no space left on device"), now)
+            return
+        self.disk.shards.setdefault(save.generation, {})[self.rank] = save.step
+        record = ShardRecord(self.rank, f"rank-{self.rank:05d}", 1 << 30, f"{save.step:032x}")
+        shard = Shard(save.seq, save.step, save.generation, record, self.spec.write_s, self.spec.fsync_s)
+        self.follower = follow.say(self.follower, shard, now)
+
+    def _train(self, now: float, peers: list[SimRank]) -> None:
+        if self._saving is not None and not self._saved(self._saving, now):
+            return
+        if not self.inside:
+            together = all(peer.alive and peer.started and peer.begun > self.step for peer in peers)
+            if now < self._ends_at or not together:
+                return
+            self.step += 1
+            self.inside = True
+        self.follower, todo = follow.arrive(self.follower, self.step, now)
+        self.parked = isinstance(todo, (follow.Park, follow.Rest))
+        if isinstance(todo, follow.Go):
+            self.inside = False
+            slow = self._ill(StepSlow, now)
+            factor = slow.factor if isinstance(slow, StepSlow) else 1.0
+            self._ends_at = now + factor * self.spec.step_s * (1.0 + self.spec.jitter * self.rng.random())
+        elif isinstance(todo, follow.Save):
+            self._saving, self._staged_at = todo, None
+            self._durable_at = now + self.spec.stage_s
+            self.lone_saves += todo.lone
+        elif isinstance(todo, follow.Rest):
+            if not self._writing and not self.follower.quiesced:
+                self.follower = follow.say(self.follower, Quiesced(todo.seq), now)
+        elif isinstance(todo, follow.Leave):
+            self.alive, self.left_with = False, todo.code
+
+    def _saved(self, save: follow.Save, now: float) -> bool:
+        """The training thread is done with a save: staged, and durable if it is a stop."""
+        if self._staged_at is None:
+            if now < self._durable_at:
+                return False
+            self._staged_at = now
+            self.follower = follow.say(self.follower, Staged(save.seq, save.step, self.spec.stage_s), now)
+            slow = self._ill(WriteSlow, now)
+            factor = slow.factor if isinstance(slow, WriteSlow) else 1.0
+            free_at = max([now, *(done_at for done_at, _ in self._writing)])
+            self._durable_at = free_at + factor * self.spec.write_s + self.spec.fsync_s
+            if not save.stop:
+                self._writing.append((self._durable_at, save))
+        if save.stop:
+            if now < self._durable_at:
+                return False
+            self._durable(save, now)
+        self._saving = None
+        return True
