@@ -78,9 +78,7 @@ def test_a_poll_is_one_question(readers):
     assert readers.upsd.connections == 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "comm"), [("stale", Comm.STALE), ("driver-gone", Comm.DRIVER_GONE), ("wait", Comm.WAIT)]
-)
+@pytest.mark.parametrize("comm", [Comm.STALE, Comm.DRIVER_GONE, Comm.WAIT])
 def test_states_of_the_ups(readers, comm):
     """Stale, driver gone and WAIT are states, not lost connections: LOGIN is held through them."""
     reader = readers.start(**USER)
