@@ -18,8 +18,12 @@ VOLT_SAVE, VOLT_SAVE_EARLY, VOLT_EARLY_S, VOLT_HARD_FROM_S = 1.80, 1.86, 60.0, 6
 VOLT_HALT = 1.93  # at idle load this is past the plateau
 LB_RUNTIME_SLACK, LB_CHARGE_SLACK = 1.1, 1.0
 LB_RUNTIME_MAX_S = 1800.0  # 718 device dumps: thresholds above are nobody's intention and explain nothing
-STALE_PERIODS = 3.0  # nothing changed for so many usual refreshes: the values are stale though upsd says ok
-STALE_PERIODS_IDLE = 6.0  # little moves at idle load
+FROZEN_PERIODS, FROZEN_S = 3.0, 180.0
+"""Nothing changed for so many usual refreshes, and for so long: the values are stale though upsd says ok.
+
+Long, because whole minutes, whole percents and tenths of a volt do stand still on a big battery, and because every
+witness runs down meanwhile as if the rest were as bad as it can be."""
+FROZEN_IDLE = 2.0  # at idle load less moves
 PERIOD_S = 20.0
 PARKED_BLIND_S = 60.0  # parked without a voltage: no longer than this
 
@@ -51,7 +55,7 @@ def bound(policy: Policy, feed: FeedPolicy, state: Runway, now: float, *, save_s
     if draw is None:
         return _on_line(feed, state, reading)
     t = now - draw.since
-    blind = blind_s(policy, state, now)
+    blind = blind_s(state, now)
     evidence = _evidence(draw, now, scale)
     save_now = _save_now(policy, draw, reading, t_s=t * scale, blind=blind, save_s=save_s, scale=scale)
     given = draw.deadline >= 0.0 and (t >= FROM_S or draw.carry_s >= 0.0)
@@ -90,7 +94,7 @@ def _on_line(feed: FeedPolicy, state: Runway, reading: Reading) -> Bound:
     return Bound(left, left * stretch, "prior", reason, evidence={"prior_s": left})
 
 
-def blind_s(policy: Policy, state: Runway, now: float) -> float:
+def blind_s(state: Runway, now: float) -> float:
     """Real seconds on battery without a fresh value: unreadable in all (a good poll in between doesn't reset it), or
     readable and frozen for longer than refreshes take."""
     draw = state.draw
@@ -100,8 +104,9 @@ def blind_s(policy: Policy, state: Runway, now: float) -> float:
     frozen = now - max(state.changed_at, draw.since)
     reading = state.reading
     reported = (reading.pollfreq_s or 0.0) / state.scale if reading is not None else 0.0
-    usual = max(state.period_s or PERIOD_S, reported)
-    allowed = max(usual * (STALE_PERIODS_IDLE if draw.idle else STALE_PERIODS), policy.blind_save_s / state.scale)
+    allowed = max(FROZEN_PERIODS * max(state.period_s or PERIOD_S, reported), FROZEN_S)
+    if draw.idle:
+        allowed *= FROZEN_IDLE
     moving = any(value is not None for value in state.seen[:4])
     return state.scale * (frozen if moving and frozen > allowed else unread)
 

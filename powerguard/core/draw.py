@@ -42,7 +42,7 @@ class Draw(Struct, frozen=True, omit_defaults=True):
     carry_at: float = 0.0
     carry_factor: float = 1.0  # load expected by it, to the load before
     used: float = 0.0  # share of the rated runtime
-    prior_at: float = 0.0  # instant of power-out by the prior
+    prior_at: float = -1.0  # instant of power-out by the prior
     raw: float = -1.0  # instant by everything, this poll and the two before
     raw1: float = -1.0
     raw2: float = -1.0

@@ -275,6 +275,7 @@ class Voltage(Struct, frozen=True):
     slow: float = 0.0
     fast_lag: float = 0.0
     slow_lag: float = 0.0
+    seen_at: float = 0.0  # last believed and fresh, whether it had anything to say or not
 
 
 def see_voltage(was: Voltage, value: float, now: float, *, dt: float, since_step: float, fresh: bool) -> Voltage:
@@ -289,13 +290,13 @@ def see_voltage(was: Voltage, value: float, now: float, *, dt: float, since_step
         fast_lag = (was.fast_lag + dt) * (1.0 - quick)
         slow_lag = (was.slow_lag + dt) * (1.0 - lazy)
     if not fresh or (since_step < VOLT_FROM_S and value >= VOLT_LOW):
-        return Voltage(was.seconds, was.at, value, fast, slow, fast_lag, slow_lag)
+        return Voltage(was.seconds, was.at, value, fast, slow, fast_lag, slow_lag, now if fresh else was.seen_at)
     seconds = level_s(value)
     if since_step >= VOLT_FROM_S and value < VOLT_SLOPE_BELOW and slow_lag - fast_lag > 1.0:
         fall = (slow - fast) / (slow_lag - fast_lag)
         if fall > VOLT_SLOPE_LEAST:
             seconds = min(seconds, VOLT_SLOPE_FACTOR * max(0.0, value - VOLT_SLOPE_FLOOR) / fall)
-    return Voltage(seconds, now, value, fast, slow, fast_lag, slow_lag)
+    return Voltage(seconds, now, value, fast, slow, fast_lag, slow_lag, now)
 
 
 def level_s(value: float) -> float:

@@ -109,8 +109,9 @@ def absorb(policy: Policy, feed: FeedPolicy, state: Runway, reading: Reading, no
     on = state.on_battery if reading.on_battery is None else reading.on_battery
     mains, draw, period, idle_ratio = state.mains, state.draw, state.period_s, state.idle_ratio
     if on:
+        first = False
         if draw is None:
-            draw = _begin(state, reading, now)
+            draw, first = _begin(state, reading, now), True
         elif fresh and state.ok:
             gap = min(now - state.changed_at, PERIOD_MAX_S)
             period = period + (gap - period) * (0.5 if gap > period else 0.1) if period else gap
@@ -122,7 +123,7 @@ def absorb(policy: Policy, feed: FeedPolicy, state: Runway, reading: Reading, no
         since_ok = now - state.ok_at if state.ok_at >= 0.0 else 0.0
         lithium = capacity.lithium(feed, reading.chemistry)
         ref, settle = draw.ref, draw.settle
-        draw = _drain(_Now(policy, feed, mains, reading, now, since_ok, fresh, usual, lithium), draw)
+        draw = _drain(_Now(policy, feed, mains, reading, now, since_ok, fresh or first, usual, lithium), draw)
         if settle and not draw.settle and draw.idle and draw.ref > 0.0 and ref > 0.0:
             idle_ratio = draw.ref / ref
     elif on is not None:
@@ -305,7 +306,7 @@ def _drain(poll: _Now, draw: Draw) -> Draw:
     """One poll on battery."""
     reading, now, dt, fresh = poll.reading, poll.now, poll.dt, poll.fresh
     t = now - draw.since
-    arrived = draw.arrived or (fresh and t > 0.0)
+    arrived = draw.arrived or (fresh and t > 0.0 and reading.on_battery is True)
     load = draw.load
     if reading.load_pct is not None:
         share = reading.load_pct / 100.0
@@ -423,7 +424,7 @@ def _combine(
         return draw.carry_at + draw.carry_s * _stretch(draw, load), "carried"
     counted = charge.seconds >= 0.0 or firmware.seconds >= 0.0
     trusted = poll.mains.volts_sane and not poll.reading.replace_battery
-    seen = volts.seconds >= 0.0 and now - volts.at <= max(ALIVE_S, 3.0 * poll.period)
+    seen = volts.value > 0.0 and now - volts.seen_at <= max(ALIVE_S, 3.0 * poll.period)
     both = counted and seen and trusted
     factor = IDLE if draw.idle else BOTH if both else ONE
     at, by = math.inf, ""
