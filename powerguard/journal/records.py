@@ -1,0 +1,81 @@
+"""The lines of a journal, as values. One JSON object a line; the key "k" says which kind.
+
+Every line but the head has a number *n* that only grows. The order of numbers is the order of events; the order in the
+file isn't (what the flight recorder kept is written later than what was written at once).
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from powerguard.core.policy import Policy
+from powerguard.core.state import State
+from powerguard.core.types import Actions, Observation, Phase
+
+FORMAT = 1
+LINE_MAX_BYTES = 16 << 20
+
+
+class Head(Struct, frozen=True, tag_field="k", tag="head", omit_defaults=True):
+    """First line of a file. *at* and *created* are one instant on two clocks, to date the rest."""
+
+    format: int
+    version: str
+    node: str
+    boot: str
+    at: float
+    created: str  # ISO 8601, UTC
+    segment: int = 0
+
+
+class Rules(Struct, frozen=True, tag_field="k", tag="rules", omit_defaults=True):
+    """The policy in force from here on."""
+
+    n: int
+    at: float
+    policy: Policy
+
+
+class Base(Struct, frozen=True, tag_field="k", tag="base", omit_defaults=True):
+    """The state before the record of the next higher number: where a replay can start."""
+
+    n: int
+    at: float
+    state: State
+
+
+class Tick(Struct, frozen=True, tag_field="k", tag="tick", omit_defaults=True):
+    """One decision: what was seen, what was ordered and why, and now and then the state after it."""
+
+    n: int
+    at: float
+    phase: Phase  # after the decision
+    reason: str
+    seen: Observation = Observation()
+    actions: tuple[Actions, ...] = ()
+    state: State | None = None
+
+
+class Fault(Struct, frozen=True, tag_field="k", tag="fault", omit_defaults=True):
+    """A law was broken: the state is not to be trusted, and *seq* is the last number given to an order."""
+
+    n: int
+    at: float
+    seq: int
+    text: str
+
+
+class Done(Struct, frozen=True, tag_field="k", tag="done", omit_defaults=True):
+    """What became of the halt that was ordered."""
+
+    n: int
+    at: float
+    what: str
+
+
+Record = Rules | Base | Tick | Fault | Done
+Line = Head | Rules | Base | Tick | Fault | Done
+
+encode = msgspec.json.Encoder().encode
+decode_line = msgspec.json.Decoder(Line).decode
