@@ -179,7 +179,7 @@ class Firmware(Struct, frozen=True):
     mean: float = 0.0  # over RUNTIME_EW_S
     minutes: bool = True  # only whole minutes were ever seen
     quantum: float = 0.0  # smallest fall seen; 0 = none yet
-    marks: tuple[tuple[float, float], ...] = ()  # (instant, runtime at the reference load); [0] is the reference
+    marks: tuple[tuple[float, float], ...] = ()  # (instant of a change, runtime at the reference load); [0]: first
     kappa: float = 1.0
     old_kappa: float = 1.0
     stepped_at: float = -1e9
@@ -205,7 +205,7 @@ def see_runtime(
     if step > 0.0 and settled:
         quantum = min(quantum, step) if quantum else step
     mean = was.mean + (value - was.mean) * (dt / (RUNTIME_EW_S + dt))
-    if step == 0.0 and not (settled and not was.marks):
+    if step == 0.0:
         return _firmware(was, was.seconds, was.at, mean)
     marks, kappa = was.marks, was.kappa
     if settled:
@@ -217,10 +217,10 @@ def see_runtime(
             if marks[-1][1] - normal >= max(quantum_s(was), 0.03 * marks[0][1]):
                 marks = (marks[0], *marks[1:][-6:], (now, normal))
     new = Firmware(
-        was.seconds, was.at, value, now if step else was.changed_at, mean, minutes, quantum, marks, kappa,
+        was.seconds, was.at, value, now, mean, minutes, quantum, marks, kappa,
         was.old_kappa, was.stepped_at,
     )  # fmt: skip
-    return runtime_says(new, now, exact=True, period=period) if step else new
+    return runtime_says(new, now, exact=True, period=period)
 
 
 def _kappa(marks: tuple[tuple[float, float], ...], normal: float, now: float, quantum: float) -> float:
@@ -275,7 +275,7 @@ class Voltage(Struct, frozen=True):
     slow: float = 0.0
     fast_lag: float = 0.0
     slow_lag: float = 0.0
-    seen_at: float = 0.0  # last believed and fresh, whether it had anything to say or not
+    seen_at: float = 0.0  # last believed, whether it had anything to say or not
 
 
 def see_voltage(was: Voltage, value: float, now: float, *, dt: float, since_step: float, fresh: bool) -> Voltage:
@@ -290,7 +290,7 @@ def see_voltage(was: Voltage, value: float, now: float, *, dt: float, since_step
         fast_lag = (was.fast_lag + dt) * (1.0 - quick)
         slow_lag = (was.slow_lag + dt) * (1.0 - lazy)
     if not fresh or (since_step < VOLT_FROM_S and value >= VOLT_LOW):
-        return Voltage(was.seconds, was.at, value, fast, slow, fast_lag, slow_lag, now if fresh else was.seen_at)
+        return Voltage(was.seconds, was.at, value, fast, slow, fast_lag, slow_lag, now)
     seconds = level_s(value)
     if since_step >= VOLT_FROM_S and value < VOLT_SLOPE_BELOW and slow_lag - fast_lag > 1.0:
         fall = (slow - fast) / (slow_lag - fast_lag)

@@ -26,62 +26,29 @@ Inside, seconds are estimator seconds: real ones over `Policy.time_scale`.
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
 from msgspec.structs import replace
 
 from powerguard.core import capacity
 from powerguard.core.bound import FROM_S, Bound, bound
 from powerguard.core.discharge import Discharge
+from powerguard.core.drain import LOAD_EW_S, LOAD_LEAST, RUNTIME_MOST_S, Poll, drain, stretch
 from powerguard.core.draw import EMPTY, Draw, Mains, Runway
-from powerguard.core.evidence import (
-    CHARGE_FLOOR_PCT,
-    CHARGE_FROM_S,
-    RUNTIME_FROM_S,
-    RUNTIME_LOAD_EXPONENT,
-    VOLT_LOW,
-    Charge,
-    Firmware,
-    Voltage,
-    charge_says,
-    runtime_says,
-    see_charge,
-    see_runtime,
-    see_voltage,
-    step_charge,
-    step_runtime,
-)
+from powerguard.core.evidence import Voltage, step_charge, step_runtime
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.types import Comm, Reading
 
 __all__ = ["EMPTY", "Bound", "Runway", "absorb", "bound", "load_step"]
 
 # Population: tuned on 20,000 simulated outages (see evidence.py), checked on others.
-BOTH, ONE, IDLE = 0.80, 0.60, 0.50
-STEP_SHARE = 0.30  # a load step: the mean is off by so much ...
-STEP_FOR_S = 20.0  # ... for so long
-LOAD_EW_S = 15.0
-IDLE_FROM_S = 24.0  # after parking, the stretched bound holds so long
-IDLE_UNMEASURED = 0.5  # a load that can't be measured isn't believed to fall further
 IDLE_BELOW = 0.7  # a step of ours to less than this is a park, else a power cap
-STRETCH_MAX = 4.0  # published tables: 4.4-4.7 at 30 % of the load
-STRETCH_TRUST = 0.8  # of a load that is expected, not measured
 EASED_RATE = 0.75  # while a flush runs at less load, the battery ages by so much of the clock
-EASED_BELOW = 0.8
-RECENT_RUNTIME = 0.65  # of a runtime reported soon after another outage
-RECENT_FLOOR_PCT = 22.0
 RECHARGE_FACTOR = 20.0  # recharge takes 10 times the discharge (Eaton); twice that to be trusted again
 RECHARGE_MAX_S = 86400.0
 FLAP_S = 60.0  # mains back for less: the same discharge goes on
-LOAD_LEAST = 0.10  # below, firmware runtimes are fiction (APC FAQ000246147; 65535 in nut#731)
-RUNTIME_MOST_S = 64800.0
 FLOAT_V = (2.05, 2.45)  # per cell on mains; outside it the unit isn't volts of this many cells
-LOADED_V = (1.2, 2.16)  # per cell on battery
 GUESS_BLOCKS = 5  # up to 60 V the float voltage tells the number of 12 V blocks without doubt
 PERIOD_S = 20.0  # refresh period assumed until it is reported or seen
 PERIOD_MAX_S = 120.0
-ALIVE_S = 45.0  # a voltage not refreshed for longer is no second witness
 PROMISE_UP_S, PROMISE_DOWN_S = 300.0, 30.0  # a promise is taken down sooner than up (it walks: Goldenmate, +-17 %)
 SOC_UNKNOWN = 0.5  # first seen on battery, with no charge reported
 
@@ -123,7 +90,7 @@ def absorb(policy: Policy, feed: FeedPolicy, state: Runway, reading: Reading, no
         since_ok = now - state.ok_at if state.ok_at >= 0.0 else 0.0
         lithium = capacity.lithium(feed, reading.chemistry)
         ref, settle = draw.ref, draw.settle
-        draw = _drain(_Now(policy, feed, mains, reading, now, since_ok, fresh or first, usual, lithium), draw)
+        draw = drain(Poll(policy, feed, mains, reading, now, since_ok, fresh or first, usual, lithium), draw)
         if settle and not draw.settle and draw.idle and draw.ref > 0.0 and ref > 0.0:
             idle_ratio = draw.ref / ref
     elif on is not None:
@@ -271,229 +238,6 @@ def load_step(state: Runway, now: float, factor: float) -> Runway:
         carry_factor=factor, volts=replace(draw.volts, value=-1.0),
     )  # fmt: skip
     if left >= 0.0:
-        at = now + left * _stretch(draw, draw.load)
+        at = now + left * stretch(draw, draw.load)
         draw = replace(draw, raw=at, raw1=at, raw2=at, deadline=at, by="carried")
     return replace(state, draw=draw)
-
-
-def _stretch(draw: Draw, load: float) -> float:
-    """How much longer than before the step the same charge lasts."""
-    if draw.carry_factor >= 1.0:
-        return 1.0
-    if load > 0.0 and draw.ref > 0.0:
-        return min(STRETCH_MAX, max(1.0, draw.ref / load))
-    return min(STRETCH_MAX, max(1.0, STRETCH_TRUST / max(draw.carry_factor, 0.01)))
-
-
-# ---- on battery ------------------------------------------------------------------------------------
-
-
-class _Now(NamedTuple):
-    """What one poll on battery is judged by."""
-
-    policy: Policy
-    feed: FeedPolicy
-    mains: Mains
-    reading: Reading
-    now: float
-    dt: float  # since the last readable poll
-    fresh: bool  # a value changed
-    period: float  # usual refresh
-    lithium: bool
-
-
-def _drain(poll: _Now, draw: Draw) -> Draw:
-    """One poll on battery."""
-    reading, now, dt, fresh = poll.reading, poll.now, poll.dt, poll.fresh
-    t = now - draw.since
-    arrived = draw.arrived or (fresh and t > 0.0 and reading.on_battery is True)
-    load = draw.load
-    if reading.load_pct is not None:
-        share = reading.load_pct / 100.0
-        anew = load < 0.0 or (arrived and not draw.arrived)
-        load = share if anew else load + (share - load) * (dt / (LOAD_EW_S + dt))
-    if draw.settle:
-        if now - draw.stepped_at >= IDLE_FROM_S:
-            draw = _settled(poll, draw, load)
-    elif draw.ref > 0.0 and load >= 0.0:
-        draw = _watch_load(poll, draw, load)
-    ref = draw.ref
-    if ref <= 0.0 and arrived and t >= RUNTIME_FROM_S and not draw.settle:
-        ref = load
-    charge, firmware = _counters(poll, draw, load, arrived) if fresh else (draw.charge, draw.firmware)
-    volts = _level(poll, draw) if arrived and reading.voltage is not None else draw.volts
-    rated, basis = capacity.rated_now(poll.feed, poll.mains.promise_s, load, poll.policy.time_scale)
-    used = draw.used + dt / rated
-    prior_at = now + _prior_s(poll, draw, charge, used=used, rated=rated, basis=basis)
-    if not fresh and draw.prior_at >= 0.0:
-        prior_at = min(prior_at, draw.prior_at)
-    raw, by = _combine(poll, draw, charge, firmware, volts, load=load, ref=ref, prior_at=prior_at)
-    if not fresh and draw.raw >= 0.0:
-        raw = min(raw, draw.raw)
-    median = _median(raw, draw.raw, draw.raw1)
-    first = draw.first_bound_s < 0.0 and t >= FROM_S
-    lb = reading.low_battery
-    low_volts = volts is not draw.volts and 0.0 <= volts.value < VOLT_LOW
-    return Draw(
-        draw.since, draw.seen_whole, draw.soc, draw.recent, charge, firmware, volts, arrived, load, ref,
-        draw.off_since, draw.eased_at, draw.eased_left, draw.stepped_at, draw.idle, draw.settle,
-        draw.carry_s, draw.carry_at, draw.carry_factor, used, prior_at, raw, draw.raw, draw.raw1, median, by,
-        (now if draw.lb_since < 0.0 else draw.lb_since) if lb else -1.0, draw.lb_polls + 1 if lb else 0,
-        draw.load_sum + max(0.0, load) * dt,
-        median - now if first else draw.first_bound_s, t if first else draw.first_bound_after_s,
-        draw.promised_s, draw.charge_from, min(draw.volts_least, volts.value) if volts.value > 0 else draw.volts_least,
-        used if low_volts and draw.knee_used < 0.0 else draw.knee_used,
-        draw.claimed or lb, draw.tested or reading.testing, draw.blind_s,
-    )  # fmt: skip
-
-
-def _counters(poll: _Now, draw: Draw, load: float, arrived: bool) -> tuple[Charge, Firmware]:
-    """Charge and runtime take in what is new."""
-    reading, now = poll.reading, poll.now
-    t = now - draw.since
-    charge, firmware = draw.charge, draw.firmware
-    if reading.charge_pct is not None:
-        settled = arrived and t >= CHARGE_FROM_S
-        charge = see_charge(charge, reading.charge_pct, now, settled=settled, floor=_floor(draw))
-    runtime = reading.runtime_s
-    if runtime is None or reading.overload or not 0.0 <= runtime < RUNTIME_MOST_S:
-        return charge, firmware
-    if (reading.load_pct is not None and reading.load_pct < 100.0 * LOAD_LEAST) or (
-        runtime == 0.0 and (reading.charge_pct is None or reading.charge_pct > 10.0)
-    ):
-        return charge, firmware
-    return charge, see_runtime(
-        firmware,
-        runtime / poll.policy.time_scale,
-        now,
-        dt=poll.dt,
-        settled=arrived and t >= RUNTIME_FROM_S and not draw.settle,
-        load_ratio=load / draw.ref if load > 0.0 and draw.ref > 0.0 else 1.0,
-        period=poll.period,
-    )
-
-
-def _floor(draw: Draw) -> float:
-    return RECENT_FLOOR_PCT if draw.recent else CHARGE_FLOOR_PCT
-
-
-def _level(poll: _Now, draw: Draw) -> Voltage:
-    """The voltage takes in what is new; what can't be cells of lead-acid under load is not seen."""
-    reading, mains = poll.reading, poll.mains
-    assert reading.voltage is not None
-    cells = mains.cells or (reading.voltage_nominal or 0.0) / 2.0
-    if poll.lithium or cells <= 0.0 or mains.volts_sane is False:
-        return draw.volts
-    cell = reading.voltage / cells
-    if not LOADED_V[0] <= cell <= LOADED_V[1]:
-        return draw.volts
-    return see_voltage(draw.volts, cell, poll.now, dt=poll.dt, since_step=poll.now - draw.stepped_at, fresh=poll.fresh)
-
-
-def _prior_s(poll: _Now, draw: Draw, charge: Charge, *, used: float, rated: float, basis: str) -> float:
-    """Seconds left by what is known beforehand: (sure share - used share) of the rated runtime.
-
-    A UPS of unknown size is sized by its own charge: since the first change seen, it can't have fallen faster than by
-    the points seen and one step more.
-    """
-    reading = poll.reading
-    phi = capacity.phi_of(poll.feed, reading.chemistry, replace_battery=reading.replace_battery)
-    left = max(0.0, phi * draw.soc - used) * rated
-    if basis == "default" and charge.first_at >= 0.0 and poll.now > charge.first_at:
-        fastest = (charge.first - charge.value + charge.quantum) / (poll.now - charge.first_at)
-        spent = (draw.charge_from - charge.value) / 100.0
-        if fastest > 0.0:
-            left = max(left, (phi * draw.soc - spent) * 100.0 / fastest)
-    return left
-
-
-def _combine(
-    poll: _Now,
-    draw: Draw,
-    charge: Charge,
-    firmware: Firmware,
-    volts: Voltage,
-    *,
-    load: float,
-    ref: float,
-    prior_at: float,
-) -> tuple[float, str]:
-    """The instant of power-out by the rules of the module's docstring, and who says so."""
-    now = poll.now
-    if draw.carry_s >= 0.0 and now - draw.carry_at < (IDLE_FROM_S if draw.settle else FROM_S):
-        return draw.carry_at + draw.carry_s * _stretch(draw, load), "carried"
-    counted = charge.seconds >= 0.0 or firmware.seconds >= 0.0
-    trusted = poll.mains.volts_sane and not poll.reading.replace_battery
-    seen = volts.value > 0.0 and now - volts.seen_at <= max(ALIVE_S, 3.0 * poll.period)
-    both = counted and seen and trusted
-    factor = IDLE if draw.idle else BOTH if both else ONE
-    at, by = math.inf, ""
-    if charge.seconds >= 0.0:
-        rises = (ref / load) ** RUNTIME_LOAD_EXPONENT if load > ref > 0.0 else 1.0
-        at, by = charge.at + factor * charge.seconds * rises, "charge"
-    if firmware.seconds >= 0.0:
-        by_runtime = firmware.at + factor * firmware.seconds * (RECENT_RUNTIME if draw.recent else 1.0)
-        if by_runtime < at:
-            at, by = by_runtime, "runtime"
-    if volts.seconds >= 0.0:
-        by_volts = volts.at + factor * volts.seconds
-        if by_volts < at:
-            at, by = by_volts, "voltage"
-    if by and draw.idle:
-        return at, by
-    learned = poll.feed.learned_phi is not None
-    if prior_at < at and (not both or learned):
-        return prior_at, "learned capacity" if learned else "prior"
-    return at, by
-
-
-def _median(a: float, b: float, c: float) -> float:
-    """Of three; of fewer (negative ones are missing) the least."""
-    if b < 0.0:
-        return a
-    if c < 0.0:
-        return min(a, b)
-    return max(min(a, b), min(max(a, b), c))
-
-
-def _watch_load(poll: _Now, draw: Draw, load: float) -> Draw:
-    """Notes when the load leaves the reference; a step that holds starts the rates anew."""
-    now, ref = poll.now, draw.ref
-    eased_at, eased_left, off_since = draw.eased_at, draw.eased_left, draw.off_since
-    if load >= EASED_BELOW * ref:
-        eased_at = -1.0
-    elif eased_at < 0.0:
-        eased_at, eased_left = now, max(0.0, draw.deadline - now)
-    if abs(load - ref) <= STEP_SHARE * ref:
-        off_since = -1.0
-    elif off_since < 0.0:
-        off_since = now
-    elif now - off_since >= STEP_FOR_S:
-        rise = max(1.0, load / ref) ** capacity.LOAD_RISES
-        volts = Voltage(seconds=draw.volts.seconds / rise, at=draw.volts.at) if draw.volts.seconds >= 0 else Voltage()
-        charge = step_charge(draw.charge, now, (load / ref) ** RUNTIME_LOAD_EXPONENT)
-        return replace(
-            draw, ref=load, stepped_at=off_since, off_since=-1.0, eased_at=-1.0, volts=volts,
-            charge=charge_says(charge, now, _floor(draw)),
-            firmware=_runtime_again(poll, step_runtime(draw.firmware, now)),
-        )  # fmt: skip
-    if (eased_at, off_since) == (draw.eased_at, draw.off_since):
-        return draw
-    return replace(draw, eased_at=eased_at, eased_left=eased_left, off_since=off_since)
-
-
-def _settled(poll: _Now, draw: Draw, load: float) -> Draw:
-    """Our own step is over and its load is measured: witnesses answer anew, rates begin."""
-    now, ref = poll.now, draw.ref
-    ratio = load / ref if load > 0.0 and ref > 0.0 else max(draw.carry_factor, IDLE_UNMEASURED)
-    charge = step_charge(draw.charge, now, ratio**RUNTIME_LOAD_EXPONENT)
-    return replace(
-        draw, settle=False, ref=load, charge=charge_says(charge, now, _floor(draw)),
-        firmware=_runtime_again(poll, step_runtime(draw.firmware, now)),
-    )  # fmt: skip
-
-
-def _runtime_again(poll: _Now, firmware: Firmware) -> Firmware:
-    if firmware.value < 0.0:
-        return firmware
-    return runtime_says(firmware, poll.now, exact=False, period=poll.period)
