@@ -55,7 +55,8 @@ class Plan(Struct, frozen=True):
     kill_after_s: float = 1.5  # after the snapshot is sealed
     cut_at_step: int = 40  # the mains fail once all ranks have completed this step
     pace_s: float = 0.1  # a step lasts at least so long, so that a step is a step on any machine
-    runtime_s: float = 22.0  # of the battery at the training load
+    runtime_s: float = 24.0  # of the battery at the training load
+    on_battery: str = "ride"  # or "park": for a UPS that can't carry training
     loads: Loads = Loads()
     waits: Waits = Waits()
     settle_s: float = 2.0  # watched after the outage, to see that nothing else happens
@@ -68,6 +69,7 @@ class Plan(Struct, frozen=True):
     def policy(self) -> dict[str, float | str]:
         """`[policy]` of the drill's daemon: the rules are the real ones, the seconds are those of a small UPS."""
         return {
+            "on_battery": self.on_battery,
             "snapshot": "always",
             "snapshot_after_s": 2.0,
             "poll_online_s": 0.5,
@@ -104,6 +106,9 @@ PLANS = {
             "the mains are back while ranks are parked: they go on in place",
             mains_back=MainsBack.WHILE_PARKED,
             mains_back_after_s=2.0,
+            on_battery="park",
+            runtime_s=60.0,
+            steps=200,
         ),
     )
 }

@@ -40,10 +40,11 @@ class Herd:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(
-        self, argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, niceness: int = 0
+        self, argv: Sequence[str], log: Path, *, env: Mapping[str, str | None] | None = None, niceness: int = 0
     ) -> subprocess.Popen[bytes]:
-        """Run *argv* in a session of its own; its output is appended to *log*."""
+        """Run *argv* in a session of its own; its output is appended to *log*. In *env* None takes a variable away."""
         name, _, value = self._mark.partition("=")
+        wanted = {**os.environ, **(env or {}), name: value}
         if niceness:
             argv = ["nice", "-n", str(niceness), *argv]
         with log.open("ab") as out:
@@ -52,7 +53,7 @@ class Herd:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {}), name: value},
+                env={key: each for key, each in wanted.items() if each is not None},
                 start_new_session=True,
             )
         self._started.append(process)

@@ -32,6 +32,7 @@ class Supply:
         self._ups, self._publish, self._clock = ups, publish, clock
         self._load_pct = load_pct
         self._mains = True
+        self._times = 1.0
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._flat = threading.Event()
@@ -56,6 +57,7 @@ class Supply:
     def restore_mains(self) -> float:
         """The mains are back; the instant. A UPS that was off powers its output again."""
         self._flat.clear()
+        self.lapse(1.0)
         return self._switch(mains=True)
 
     def _switch(self, *, mains: bool) -> float:
@@ -68,6 +70,11 @@ class Supply:
         with self._lock:
             self._load_pct = load_pct
 
+    def lapse(self, times: float) -> None:
+        """From now on the battery ages *times* as fast: for the wait until a node that is off loses its power."""
+        with self._lock:
+            self._times = times
+
     @property
     def flat(self) -> bool:
         """The battery is flat and the output off."""
@@ -78,8 +85,8 @@ class Supply:
         while not self._stop.wait(TICK_S):
             now = self._clock()
             with self._lock:
-                mains, load_pct = self._mains, self._load_pct
-            self._ups.step(now - last, mains, load_pct)
+                mains, load_pct, times = self._mains, self._load_pct, self._times
+            self._ups.step(times * (now - last), mains, load_pct)
             last = now
             self._publish(self._ups.variables())
             battery = 100.0 * self._ups.battery.soc

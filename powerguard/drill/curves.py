@@ -1,0 +1,81 @@
+"""The curves of an outage, from the decisions of its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from powerguard.core.messages import Beat, Parked
+from powerguard.core.state import State
+from powerguard.core.status import parse
+from powerguard.core.types import Phase
+from powerguard.drill.moments import Moment, turns
+from powerguard.drill.story import Points, Series, Span, Steps
+
+
+def spans(shown: list[Moment], end: float) -> tuple[Span, ...]:
+    """The phases, one after the other, up to *end*."""
+    starts = turns(shown)
+    ends = [m.tick.at for m in starts[1:]] + [end]
+    return tuple(Span(m.tick.at, until, m.tick.phase.value) for m, until in zip(starts, ends, strict=True))
+
+
+def series(shown: list[Moment]) -> Series:
+    """With several feeds: the emptiest battery, the highest load."""
+    charge: list[tuple[float, float]] = []
+    load: list[tuple[float, float]] = []
+    charges: dict[str, float] = {}
+    loads: dict[str, float] = {}
+    for moment in shown:
+        for sample in moment.tick.seen.samples:
+            reading = parse(sample)
+            if reading.charge_pct is not None:
+                charges[reading.feed] = reading.charge_pct
+                charge.append((reading.at, min(charges.values())))
+            if reading.load_pct is not None:
+                loads[reading.feed] = reading.load_pct
+                load.append((reading.at, max(loads.values())))
+    runway = _beliefs(shown, _runway)
+    need = _beliefs(shown, _need)
+    floor = dict(need)
+    return Series(
+        charge_pct=tuple(charge),
+        load_pct=tuple(load),
+        runway_s=runway,
+        need_s=need,
+        spare_s=tuple((at, value - floor[at]) for at, value in runway if at in floor),
+    )
+
+
+def _beliefs(shown: list[Moment], of: Callable[[State], float | None]) -> Points:
+    known = ((m.tick.at, of(m.state)) for m in shown if m.state is not None)
+    return tuple((at, value) for at, value in known if value is not None)
+
+
+def _idle(state: State) -> bool:
+    return state.phase in (Phase.PARKED, Phase.HALTING)
+
+
+def _runway(state: State) -> float | None:
+    """On battery: the bound that the phase is decided by."""
+    power = state.power
+    if power is None or not power.on_battery:
+        return None
+    return power.idle_runway_s if _idle(state) and power.idle_runway_s is not None else power.runway_s
+
+
+def _need(state: State) -> float | None:
+    return state.need.halt_s if _idle(state) else state.need.total_s
+
+
+def steps(shown: list[Moment]) -> tuple[Steps, ...]:
+    """From the ranks' pages and beats; of one job, the first that is seen."""
+    points: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for moment in shown:
+        seen = moment.tick.seen
+        found = [(page.job, page.rank, page.at, page.step) for page in seen.pages]
+        found += [(r.job, r.rank, r.at, r.message.step) for r in seen.reports if isinstance(r.message, Beat | Parked)]
+        for job, rank, at, step in found:
+            if step >= 0:
+                points.setdefault((job, rank), []).append((at, float(step)))
+    first = next(iter(points), ("", 0))[0]
+    return tuple(Steps(rank, 0, tuple(sorted(line))) for (job, rank), line in sorted(points.items()) if job == first)

@@ -1,0 +1,108 @@
+"""The story that a journal tells: one outage of it, with what was believed at each decision."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import msgspec
+
+from powerguard.core.messages import Purpose
+from powerguard.core.types import Halt, Phase
+from powerguard.drill.curves import series, spans, steps
+from powerguard.drill.marks import events, flush_times, marks
+from powerguard.drill.moments import Moment, moments, outages, turns
+from powerguard.drill.story import Number, Story
+from powerguard.errors import JournalError
+from powerguard.journal import Recording, Rules, read
+
+_LEAD = 0.15  # of the outage is shown before it, and a little after
+
+
+def from_journal(path: str | Path, *, outage: int = -1) -> Story:
+    """The story of outage number *outage* (0: the first, -1: the last). JournalError: no journal or no such outage."""
+    recording = read(path)
+    told = moments(recording)
+    found = outages(told)
+    if not found:
+        raise JournalError(f"{path}: no outage is in this journal", todo="name the journal of another day")
+    if not -len(found) <= outage < len(found):
+        raise JournalError(f"{path}: has {len(found)} outages, not {outage + 1}", todo=f"choose 1 to {len(found)}")
+    return tell(recording, told, *found[outage])
+
+
+def tell(recording: Recording, told: list[Moment], first: int, last: int) -> Story:
+    """The story of the decisions from *first* to before *last*, with a little before and after."""
+    state = told[first].state
+    began = state.view.event_at if state is not None else None
+    zero = told[first].tick.at if began is None else began
+    over = told[last].tick.at if last < len(told) else told[last - 1].tick.at
+    lead = max(3.0, _LEAD * (over - zero))
+    shown = [m for m in told if zero - lead <= m.tick.at <= over + lead]
+    end = max(shown[-1].tick.at, over) if last < len(told) else over
+    return Story(
+        title=f"Outage of {over - zero:.0f} s",
+        zero_at=zero,
+        start=max(zero - lead, shown[0].tick.at),
+        end=end,
+        verdict=_verdict(told[first:last], ended=last < len(told)),
+        why=tuple(dict.fromkeys(m.tick.reason for m in turns(told[first:last]) if m.tick.reason))[-2:],
+        node=recording.head.node if recording.head else "",
+        date=_date(recording, zero),
+        spans=spans(shown, end),
+        marks=marks(shown, zero),
+        series=series(shown),
+        steps=steps(shown),
+        events=events(shown),
+        numbers=_numbers(shown, zero, over),
+        configuration=_configuration(recording),
+    )
+
+
+def _date(recording: Recording, at: float) -> str:
+    head = recording.head
+    if head is None:
+        return ""
+    created = datetime.fromisoformat(head.created)
+    return f"{created + timedelta(seconds=at - head.at):%Y-%m-%d %H:%M:%S %Z}".strip()
+
+
+def _numbers(shown: list[Moment], zero: float, over: float) -> tuple[Number, ...]:
+    numbers = [Number("outage", f"{over - zero:.1f} s", "from the failure of the mains to the end of the event")]
+    curves = series(shown)
+    on = [value for at, value in curves.charge_pct if zero <= at <= over]
+    if on:
+        numbers.append(Number("charge", f"{on[0]:.0f} to {min(on):.0f} %", "as reported"))
+    spare = [(value, at) for at, value in curves.spare_s if zero <= at <= over]
+    if spare:
+        low, at = min(spare)
+        numbers.append(Number("least spare", f"{low:.1f} s", f"runway less need, {at - zero:.1f} s into the outage"))
+    for purpose, (step, ordered, sealed) in flush_times(shown).items():
+        name = "snapshot" if purpose is Purpose.SNAPSHOT else "flush"
+        numbers.append(Number(name, f"{sealed - ordered:.2f} s", f"from the order to sealed, step {step}"))
+    return tuple(numbers)
+
+
+def _verdict(told: list[Moment], *, ended: bool) -> str:
+    """What became of the node, in a few words."""
+    phases = {m.tick.phase for m in told}
+    halted = any(isinstance(action, Halt) for m in told for action in m.tick.actions)
+    lost = any(job.outcome == "lost" for m in told[-1:] if m.state is not None for job in m.state.jobs.values())
+    if halted:
+        return "halted, not everything durable" if lost else "halted with everything durable"
+    if not ended:
+        return "the journal ends in the outage"
+    if Phase.PARKED in phases or Phase.FLUSHING in phases:
+        return "stopped, and went on in place"
+    return "trained through"
+
+
+def _configuration(recording: Recording) -> str:
+    """The policy in force at the end: what differs from the defaults."""
+    rules = [record for record in recording.records if isinstance(record, Rules)]
+    if not rules:
+        return ""
+    values = msgspec.to_builtins(rules[-1].policy)
+    lines = [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in values.items() if key != "feeds"]
+    feeds = [f"# feed {feed['name']}" for feed in values.get("feeds", ())]
+    return "\n".join([*feeds, "[policy]  # what differs from the defaults", *lines])

@@ -1,0 +1,150 @@
+"""The story that a journal tells is what happened, by the journal alone."""
+
+from pathlib import Path
+
+import pytest
+
+from powerguard.core.policy import FeedPolicy, Policy
+from powerguard.core.state import initial
+from powerguard.drill.moments import moments, outages
+from powerguard.drill.plan import PLANS
+from powerguard.drill.told import from_journal
+from powerguard.errors import JournalError
+from powerguard.journal import Journal, read
+from powerguard.sim.battery import SimUps, UpsSpec
+from powerguard.sim.feed import SimFeed
+from powerguard.sim.rank import RankSpec
+from powerguard.sim.world import JobSpec, World
+
+BEGIN, CUT = 100.0, 110.0
+FAST = RankSpec(step_s=0.1, stage_s=0.02, write_s=0.3, fsync_s=0.1)
+
+
+def night(tmp_path, *, plan="blackout", mains_back_at=None, until=160.0):
+    """A node with two ranks on a small UPS whose mains fail at 110 s; the world, and the journal it would have kept."""
+    policy = Policy(feeds=(FeedPolicy("ups"),), **PLANS[plan].policy())
+    feed = SimFeed("ups", ups=SimUps(UpsSpec.small(PLANS[plan].runtime_s), seed=1))
+    world = World(policy, jobs=(JobSpec("gpt", ranks=2, speed=FAST),), feeds=(feed,), begin_at=BEGIN)
+    world.at(CUT, lambda: mains(feed, False))
+    if mains_back_at is not None:
+        world.at(mains_back_at, lambda: mains(feed, True))
+    world.run(until)
+    return world, keep(world, tmp_path)
+
+
+def mains(feed, on):
+    feed.mains = on
+
+
+def keep(world, folder):
+    """The journal of what the world's daemon decided."""
+    journal = Journal(folder, boot=world.boot, node="node", version="0")
+    journal.begin(BEGIN, world.policy)
+    before = initial(world.boot, BEGIN, node="node")
+    for entry in world.entries:
+        decision = entry.decision
+        journal.tick(entry.at, before, entry.seen, decision.state, actions=decision.actions, reason=decision.reason)
+        before = decision.state
+    path = journal.path
+    journal.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def blackout(tmp_path_factory):
+    return night(tmp_path_factory.mktemp("journal"))
+
+
+def texts(story):
+    return [mark.text for mark in story.marks]
+
+
+def test_a_blackout_is_told_from_its_journal(blackout):
+    """Phases in order, the marks of what happened, and the words for how it ended."""
+    world, path = blackout
+    assert world.halted_at is not None
+    story = from_journal(path)
+    assert story.zero_at == pytest.approx(CUT, abs=1.0)
+    assert [span.phase for span in story.spans] == ["online", "on_battery", "flushing", "parked", "halting"]
+    assert texts(story)[0] == "mains fail"
+    assert texts(story)[-1] == "halt"
+    for word in ("snapshot sealed", "stop ordered", "flush sealed", "parked"):
+        assert any(text.startswith(word) for text in texts(story)), word
+    assert story.verdict == "halted with everything durable"
+    assert story.why
+
+
+def test_the_stop_step_is_the_one_that_was_saved(blackout):
+    """The step at the mark of the flush is the newest whole generation's."""
+    world, path = blackout
+    sealed = next(text for text in texts(from_journal(path)) if text.startswith("flush sealed"))
+    assert sealed.endswith(f"step {world.newest('gpt')}")
+
+
+def test_what_was_believed_is_what_the_daemon_believed(blackout):
+    """The journal holds no runway; decided anew, it is the daemon's own at every decision."""
+    world, path = blackout
+    told = {moment.tick.at: moment.state for moment in moments(read(path))}
+    compared = 0
+    for entry in world.entries:
+        if entry.at in told and told[entry.at] is not None:
+            assert told[entry.at].power == entry.decision.state.power
+            assert told[entry.at].need == entry.decision.state.need
+            compared += 1
+    assert compared > 50
+
+
+def test_curves_are_of_the_outage(blackout):
+    """Charge falls, the runway meets the need, ranks count up: each with points, in order of time."""
+    _, path = blackout
+    story = from_journal(path)
+    curves = story.series
+    for points in (curves.charge_pct, curves.load_pct, curves.runway_s, curves.need_s, curves.spare_s):
+        assert len(points) > 5
+        assert [at for at, _ in points] == sorted(at for at, _ in points)
+    assert curves.charge_pct[-1][1] < curves.charge_pct[0][1]
+    assert {steps.rank for steps in story.steps} == {0, 1}
+    assert all(at >= CUT for at, _ in curves.runway_s)
+
+
+def test_mains_that_come_back_are_told(tmp_path):
+    """A dip: trained through, with one snapshot, and the return of the mains marked."""
+    _, path = night(tmp_path, plan="dip", mains_back_at=CUT + 2.9, until=130.0)
+    story = from_journal(path)
+    assert story.verdict == "trained through"
+    assert "mains back" in texts(story)
+    assert not any("stop" in text for text in texts(story))
+    assert [span.phase for span in story.spans] == ["online", "on_battery", "online"]
+
+
+def test_mains_back_while_parked_are_told(tmp_path):
+    """A blip: stopped, and went on in place."""
+    world, path = night(tmp_path, plan="blip", mains_back_at=CUT + 5.0, until=150.0)
+    assert world.halted_at is None
+    story = from_journal(path)
+    assert story.verdict == "stopped, and went on in place"
+    assert texts(story)[-1] == "resumed in place"
+
+
+def test_a_journal_torn_anywhere_still_tells_a_story(blackout, tmp_path):
+    """Cut after any line, or in the middle of one: the outage so far, or one line that says there is none."""
+    world, path = blackout
+    whole = Path(path).read_bytes()
+    torn = tmp_path / "journal-torn.jsonl"
+    for share in (0.3, 0.5, 0.7, 0.9, 0.97):
+        torn.write_bytes(whole[: int(len(whole) * share)])
+        if not outages(moments(read(torn))):
+            with pytest.raises(JournalError, match="no outage"):
+                from_journal(torn)
+            continue
+        story = from_journal(torn)
+        assert story.verdict
+        assert story.spans[-1].end <= world.now
+
+
+def test_a_quiet_journal_has_no_story(tmp_path):
+    """No outage: one clear line, not an empty page."""
+    _, path = night(tmp_path, until=105.0)
+    with pytest.raises(JournalError, match="no outage"):
+        from_journal(path)
+    assert outages([]) == []
