@@ -110,8 +110,14 @@ def recorded(tmp_path_factory) -> tuple[bytes, State]:
     """The bytes of a journal of an outage up to PARKED, and the state at its end."""
     directory = tmp_path_factory.mktemp("journal")
     book = journal(directory)
-    state = note(book, Script(), Phase.PARKED)
+    script = Script()
+    note(book, script, Phase.PARKED)
+    for _ in range(3):  # nothing happens: these carry no state
+        before, seen, decision = script.step("OB DISCHRG", runtime=600)
+        assert not decision.actions
+        book.tick(script.now, before, seen, decision.state, reason=decision.reason)
     book.close()
+    state = script.state
     (path,) = directory.glob("journal-*.jsonl")
     return path.read_bytes(), state
 
@@ -233,6 +239,7 @@ def test_a_torn_tail_is_continued_on_a_new_line(recorded, tmp_path):
 
     assert len(list(tmp_path.glob("journal-*"))) == 1
     assert recording.damaged == 1
+    assert [head.at for head in recording.heads] == [1000.0, 2000.0]
     assert len(recording.records) == before + 2
     assert isinstance(recording.records[-1], Fault)
 
@@ -287,6 +294,7 @@ class Broken:
         self.fault: int | None = None
         self.of, self.partial = of, partial
         self.writes = 0
+        self.synced = 0
 
     def write(self, fd: int, data: bytes) -> int:
         self.writes += 1
@@ -296,9 +304,11 @@ class Broken:
             return self._fail()
         return os.write(fd, data)
 
-    def sync(self, _fd: int) -> None:
+    def sync(self, fd: int) -> None:
         if self.fault and self.of == "sync":
+            os.ftruncate(fd, self.synced)  # as a kernel that gave the dirty pages up
             self._fail()
+        self.synced = os.fstat(fd).st_size
 
     def _fail(self) -> int:
         assert self.fault is not None

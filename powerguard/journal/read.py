@@ -20,9 +20,14 @@ class Recording(Struct):
     """A journal in memory, its records in the order of their numbers."""
 
     path: str
-    head: Head | None = None
+    heads: list[Head] = field(default_factory=list)  # one for each start of the daemon
     records: list[Record] = field(default_factory=list)
     damaged: int = 0  # lines that can't be read; one torn line at the end is usual after a power cut
+
+    @property
+    def head(self) -> Head | None:
+        """The first head: which boot of which node this is."""
+        return self.heads[0] if self.heads else None
 
 
 class Folded(Struct, frozen=True):
@@ -42,7 +47,7 @@ def read(path: str | Path) -> Recording:
     seen: set[int] = set()
     for line in _lines(path):
         if isinstance(line, Head):
-            recording.head = recording.head or line
+            recording.heads.append(line)
         elif line is None:
             recording.damaged += 1
         elif line.n not in seen:
