@@ -33,9 +33,10 @@ from powerguard.core.feeds import Power
 from powerguard.core.need import Need, reckon
 from powerguard.core.phase import Do, Flush, FlushView, Next, PhaseView
 from powerguard.core.policy import Policy
-from powerguard.core.serve import announce, entered, flush_view, notices, serve
+from powerguard.core.serve import entered, flush_view, notices, serve
 from powerguard.core.state import Decision, State
-from powerguard.core.types import Actions, Announce, Command, Halt, Observation, Phase
+from powerguard.core.tell import Reply, announce
+from powerguard.core.types import Actions, Command, Halt, Observation, Phase
 from powerguard.core.why import Case, spare_text, why_halt, why_halt_unflushed, why_snapshot, why_stop
 
 HURRY_S = 2.0
@@ -47,7 +48,7 @@ DRY_RUN = "halt-was-dry-run"
 
 def decide(policy: Policy, state: State, seen: Observation, now: float) -> Decision:
     """The next state, what to do, and why, after *seen*. Call it again after `poll.poll_wait` seconds at the latest."""
-    before = state
+    before = state.phase
     jobs, told = agree.absorb(
         policy, state.jobs, seen.reports, seen.pages, now, node=state.node, phase=state.phase.value
     )
@@ -64,30 +65,32 @@ def decide(policy: Policy, state: State, seen: Observation, now: float) -> Decis
     state = entered(policy, state, nxt, now)
     state, told = serve(policy, state, nxt, now)
     actions += told
-    if state.phase is Phase.ON_BATTERY and before.phase is Phase.ONLINE:
+    if state.phase is Phase.ON_BATTERY and before is Phase.ONLINE:
         actions += notices(state, nxt.reason)
-    actions += replies
-    actions += announce(before, state, nxt)
+    state, said = announce(before, state, nxt, replies, now)
+    actions += said
     if Do.HALT in nxt.orders:
         actions.append(Halt(state.view.why))
     return Decision(state, tuple(actions), nxt.reason)
 
 
-def _answer(case: Case, commands: tuple[Command, ...]) -> tuple[Next, list[Announce]]:
+def _answer(case: Case, commands: tuple[Command, ...]) -> tuple[Next, list[Reply]]:
     """The operator's commands, each answered, and then one step of the phases unless a command took one."""
-    replies: list[Announce] = []
-    orders: tuple[Do, ...] = ()
-    phase, reason = case.view.phase, ""
+    replies: list[Reply] = []
+    taken: Next | None = None  # the command that changed something
     for asked in commands:
         nxt = command(asked.verb, case)
+        replies.append(Reply(asked.verb[:40], nxt.reason, nxt.refused))
+        if nxt.orders or nxt.phase is not case.view.phase:
+            orders = nxt.orders if taken is None else taken.orders + nxt.orders
+            taken = replace(nxt, orders=orders)
         case = replace(case, view=nxt.view)
-        orders, reason = orders + nxt.orders, nxt.reason
-        level = "warning" if nxt.refused else "info"
-        replies.append(Announce(level, nxt.reason, {"command": asked.verb[:40], "refused": nxt.refused}))
-    if case.view.phase is phase:
-        nxt = transition(case.policy, case.view, case.power, case.need, case.flush, case.now)
-        return Next(nxt.view, orders + nxt.orders, nxt.reason), replies
-    return Next(case.view, orders, reason), replies
+    if taken is not None and Do.SNAPSHOT not in taken.orders:
+        return replace(taken, view=case.view), replies
+    nxt = transition(case.policy, case.view, case.power, case.need, case.flush, case.now)
+    if taken is not None and nxt.phase is case.view.phase:
+        return Next(nxt.view, taken.orders + nxt.orders, taken.reason), replies
+    return nxt, replies
 
 
 def transition(  # noqa: PLR0917
@@ -105,7 +108,7 @@ def transition(  # noqa: PLR0917
 def _online(case: Case) -> Next:
     power, now = case.power, case.now
     if case.view.fsd_at is not None:
-        return _stop(case, replace(case.view, event_at=now), f"FSD: {power.fsd}")
+        return _stop(case, replace(case.view, event_at=now), f"forced shutdown (FSD) by {power.fsd}")
     if power.on_battery is None:
         return _stay(case.view, f"on line power as far as known: {power.reason}")
     if not power.on_battery:
@@ -120,7 +123,7 @@ def _online(case: Case) -> Next:
 def _on_battery(case: Case) -> Next:
     view = case.view
     if view.fsd_at is not None:
-        return _stop(case, view, f"FSD: {case.power.fsd}")
+        return _stop(case, view, f"forced shutdown (FSD) by {case.power.fsd}")
     if case.power.on_battery is False:
         if case.back_s < case.policy.resume_after_s:
             return _stay(view, _returning(case))
@@ -154,7 +157,7 @@ def _parked(case: Case) -> Next:
     lost = f"; not durable: {flush.why}" if flush.state is Flush.LOST else ""
     if view.fsd_at is not None:
         if flush.final or case.now - view.fsd_at >= case.policy.fsd_s:
-            return _to(case, view, Phase.HALTING, f"halt: FSD: {power.fsd or 'commanded'}{lost}")
+            return _to(case, view, Phase.HALTING, f"halt: forced shutdown (FSD) by {power.fsd or 'command'}{lost}")
         return _stay(view, "FSD: a late job still flushes")
     if power.on_battery is False:
         return _parked_on_mains(case)

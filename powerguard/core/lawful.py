@@ -165,7 +165,7 @@ def _sends(before: State, decision: Decision) -> Iterator[str]:
             yield f"{type(action.message).__name__} to the unknown rank {action.rank} of {action.job}"
         message = action.message
         stop = isinstance(message, (Prepare, Decide)) and message.purpose is Purpose.STOP
-        if stop and Phase.FLUSHING not in (phase, before.phase) and Phase.PARKED not in (phase, before.phase):
+        if stop and {phase, before.phase} <= {Phase.ONLINE, Phase.ON_BATTERY}:
             yield f"a stop is sent in {phase.value}"
         if isinstance(message, (Quiesce, Exit)) and Phase.HALTING not in (phase, before.phase):
             yield f"{type(message).__name__} is sent in {phase.value}"

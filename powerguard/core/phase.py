@@ -52,6 +52,7 @@ class FlushView(Struct, frozen=True):
     why: str = ""  # what is missing, for people
     underway: bool = False  # some order is still being carried out
     failed: bool = False  # the last snapshot of some job isn't whole
+    strays: bool = False  # ranks are parked by an order that this daemon doesn't know (its journal is lost)
     quiet: bool = True  # every rank is quiesced or gone
     gone: bool = True  # every rank has left
 

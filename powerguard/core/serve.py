@@ -13,12 +13,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from powerguard.core import agree, feeds
-from powerguard.core.job import Job, living, not_durable, quiet
+from powerguard.core.job import Call, Due, Job, living, not_durable, quiet
 from powerguard.core.messages import Notice, Purpose
 from powerguard.core.phase import Do, Flush, FlushView, Next
 from powerguard.core.policy import Policy
 from powerguard.core.state import State, event_id
-from powerguard.core.types import Actions, Announce, Phase, Send
+from powerguard.core.types import Actions, Phase, Send
 from powerguard.errors import EXIT_REQUEUE
 
 MAX_STOPS = 3
@@ -81,6 +81,7 @@ def flush_view(state: State) -> FlushView:
         why="; ".join(whys),
         underway=any(job.order is not None and job.order.underway for job in jobs),
         failed=any(job.alive and _snapshot_failed(job) for job in jobs),
+        strays=any(_strays(job) for job in jobs),
         quiet=all(quiet(job) for job in jobs),
         gone=not any(job.alive for job in jobs),
     )
@@ -109,6 +110,13 @@ def stopped(job: Job) -> bool:
 def _again(state: State, name: str, job: Job) -> bool:
     """A lost STOP is worth another one."""
     return state.phase is Phase.FLUSHING and job.again and state.stops.get(name, 0) < MAX_STOPS
+
+
+def _strays(job: Job) -> tuple[int, ...]:
+    """Ranks that wait parked although this daemon has never given their job an order."""
+    if job.order is not None:
+        return ()
+    return tuple(rank for rank in living(job) if job.members[rank].busy == "parked")
 
 
 def _snapshot_failed(job: Job) -> bool:
@@ -143,7 +151,7 @@ def serve(policy: Policy, state: State, nxt: Next, now: float) -> tuple[State, t
                 event=event,
                 purpose=purpose,
                 budget_s=budget_s if purpose is Purpose.STOP else None,
-                reason=nxt.reason,
+                reason=state.view.why if purpose is Purpose.STOP else nxt.reason,
                 now=now,
             )
             actions += told
@@ -151,10 +159,17 @@ def serve(policy: Policy, state: State, nxt: Next, now: float) -> tuple[State, t
             job, told = _farewell(policy, state, job, seq, now)
             actions += told
         elif state.phase in (Phase.ONLINE, Phase.ON_BATTERY) and (stopped(job) or job.quiesce is not None):
-            job, told = agree.resume(policy, replace(job, quiesce=None, leave=None), nxt.reason, now)
+            job, told = agree.resume(policy, replace(job, quiesce=None, leave=None), state.view.why, now)
             actions += told
+        elif state.phase is Phase.ONLINE and _strays(job) and job.resume is None and _on_line(state):
+            waiting = {rank: Due() for rank in _strays(job)}
+            job = replace(job, resume=Call(seq, "on line power, and no order is known", now, 0, waiting))
         jobs[name] = job
     return replace(state, jobs=jobs, seq=seq, stops=stops), tuple(actions)
+
+
+def _on_line(state: State) -> bool:
+    return state.power is not None and state.power.on_battery is False
 
 
 def _purpose(state: State, nxt: Next, name: str, job: Job) -> Purpose | None:
@@ -186,50 +201,3 @@ def notices(state: State, reason: str) -> tuple[Send, ...]:
         for name, job in sorted(state.jobs.items())
         for rank in living(job)
     )
-
-
-def announce(before: State, after: State, nxt: Next) -> tuple[Announce, ...]:
-    """What people must know of this decision, each fact once: phases, snapshots, troubles that came or went."""
-    told: list[Announce] = []
-    if after.phase is not before.phase or Do.SNAPSHOT in nxt.orders:
-        told.append(
-            Announce(_LEVEL[after.phase] if after.phase is not before.phase else "info", nxt.reason, _facts(after))
-        )
-    was, now = _troubles(before), _troubles(after)
-    told += [Announce("warning", text) for kind, text in now.items() if kind not in was]
-    told += [Announce("info", f"cleared: {text}") for kind, text in was.items() if kind not in now]
-    return tuple(told)
-
-
-def _troubles(state: State) -> dict[str, str]:
-    """The troubles of the power as seen now, by their text without numbers, which may count on.
-
-    What the phase says already isn't a trouble.
-    """
-    power = state.power
-    if power is None:
-        return {}
-    said = power.reason if power.on_battery else ""
-    return {text.translate(_NO_DIGITS): text for text in power.troubles if text != said}
-
-
-_NO_DIGITS = str.maketrans("", "", "0123456789.")
-
-_LEVEL = {
-    Phase.ONLINE: "info",
-    Phase.ON_BATTERY: "warning",
-    Phase.FLUSHING: "warning",
-    Phase.PARKED: "warning",
-    Phase.HALTING: "error",
-}
-
-
-def _facts(state: State) -> dict[str, str | int | float | bool | None]:
-    power, need = state.power, state.need
-    return {
-        "phase": state.phase.value,
-        "event": state.event,
-        "runway_s": None if power is None or power.runway_s is None else round(power.runway_s, 1),
-        "need_s": round(need.total_s, 1),
-        "jobs": sum(job.alive for job in state.jobs.values()),
-    }

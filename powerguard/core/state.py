@@ -14,6 +14,13 @@ from powerguard.core.phase import PhaseView
 from powerguard.core.types import Actions, Phase
 
 
+class Trouble(Struct, frozen=True):
+    """Something that was announced, and isn't over."""
+
+    text: str
+    seen_at: float
+
+
 class State(Struct, frozen=True, omit_defaults=True):
     """What one decision leaves to the next. Instants are CLOCK_BOOTTIME seconds of boot *boot*."""
 
@@ -29,6 +36,7 @@ class State(Struct, frozen=True, omit_defaults=True):
     jobs: dict[str, Job] = field(default_factory=dict)
     power: Power | None = None  # as seen at the last decision
     need: Need = Need()
+    troubles: dict[str, Trouble] = field(default_factory=dict)  # by their text without numbers
 
     @property
     def phase(self) -> Phase:

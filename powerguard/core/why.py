@@ -24,9 +24,6 @@ DOUBT_S = 20.0
 DOUBT_FACTOR = 3.0
 """A spare of fewer saves than this is doubtful."""
 
-PARK_BLIND_S = 60.0
-"""Parked at most this long where no battery voltage is known: the last minutes show in the voltage only."""
-
 
 class Case(Struct, frozen=True):
     """All that one step of the phase machine may weigh."""
@@ -75,6 +72,8 @@ def why_stop(case: Case) -> str:
         )
     if power.runway_s is None and case.on_battery_s >= policy.blind_save_s:
         return f"runway still unknown after {case.on_battery_s:.0f} s on battery"
+    if case.flush.strays:
+        return "on battery, and ranks are parked by an order of an earlier daemon"
     if policy.on_battery == "park" and case.on_battery_s >= policy.snapshot_after_s:
         return f"on battery for {case.on_battery_s:.0f} s and configured to park"
     return ""
@@ -89,9 +88,12 @@ def why_snapshot(case: Case) -> str:
     if policy.snapshot == "never" or case.flush.state is Flush.NONE or case.flush.underway:
         return ""
     if view.snapshot_at is None:
-        if case.on_battery_s < policy.snapshot_after_s and not _repeated(view):
-            return ""
         word = f"on battery for {case.on_battery_s:.0f} s"
+        if case.on_battery_s < policy.snapshot_after_s:
+            since_last = _since_last(view)
+            if since_last is None or since_last >= REPEAT_S:
+                return ""
+            word = f"another outage, {since_last:.0f} s after the last one"
     else:
         age = case.now - view.snapshot_at
         if age < (RETRY_S if case.flush.failed else policy.snapshot_again_s):
@@ -111,8 +113,11 @@ def why_snapshot(case: Case) -> str:
     return ""
 
 
-def _repeated(view: PhaseView) -> bool:
-    return view.ended_at is not None and view.event_at is not None and view.event_at - view.ended_at < REPEAT_S
+def _since_last(view: PhaseView) -> float | None:
+    """Seconds between the end of the last outage and the beginning of this one."""
+    if view.ended_at is None or view.event_at is None:
+        return None
+    return max(0.0, view.event_at - view.ended_at)
 
 
 def why_halt(case: Case) -> str:

@@ -66,7 +66,9 @@ class Waits(UpsFault, frozen=True, kw_only=True):
 
 
 class CommLostOnEdge(UpsFault, frozen=True, kw_only=True):
-    """The link drops for `for_s` in the moment the UPS goes on battery."""
+    """The link drops for `for_s` in the moment the UPS goes on battery; *seen*: one poll still says so."""
+
+    seen: bool = True
 
 
 class TokensReordered(UpsFault, frozen=True, kw_only=True):

@@ -109,7 +109,7 @@ class SimFeed:
 
     def _linked(self, fault: f.UpsFault, comm: Comm, detail: str, now: float) -> tuple[Comm, str]:
         if isinstance(fault, f.CommLostOnEdge):
-            lost = self._edge_at is not None and self._edge_at >= fault.at
+            lost = self._edge_at is not None and self._edge_at >= fault.at and not (fault.seen and self._edge_at == now)
             if lost and (fault.for_s <= 0.0 or now < (self._edge_at or 0.0) + fault.for_s):
                 return Comm.STALE, "ERR DATA-STALE"
             return comm, detail

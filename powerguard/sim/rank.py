@@ -147,6 +147,14 @@ class SimRank:
         spec = self.spec
         return Pace(spec.step_s, spec.stage_s, spec.write_s, spec.fsync_s, 1 << 30) if spec.measured else Pace()
 
+    @property
+    def _busy(self) -> str:
+        if self.parked:
+            return "parked"
+        if self._saving is not None:
+            return "staging" if self._staged_at is None else "writing"
+        return "held" if self.inside else ""
+
     def _hello(self) -> Hello:
         return Hello(
             self.job,
@@ -179,7 +187,8 @@ class SimRank:
             said += ripe
             if now >= self._beat_at:
                 self._beat_at = now + BEAT_S
-                said.append(Beat(self.step, self._pace()) if self._greeted else self._hello())
+                said += [] if self._greeted else [self._hello()]
+                said.append(Beat(self.step, self._pace(), self._busy))
         if not self._ill(InEval, now):
             self._train(now, peers)
         return said
