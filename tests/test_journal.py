@@ -114,8 +114,7 @@ def recorded(tmp_path_factory) -> tuple[bytes, State]:
     note(book, script, Phase.PARKED)
     for _ in range(3):  # nothing happens: these carry no state
         before, seen, decision = script.step("OB DISCHRG", runtime=600)
-        assert not decision.actions
-        book.tick(script.now, before, seen, decision.state, reason=decision.reason)
+        book.tick(script.now, before, seen, decision.state, actions=decision.actions, reason=decision.reason)
     book.close()
     state = script.state
     (path,) = directory.glob("journal-*.jsonl")
@@ -136,6 +135,8 @@ def test_what_was_written_is_read_in_order(recorded, tmp_path):
     phases = [r.phase for r in recording.records if isinstance(r, Tick)]
     assert phases[:2] == [Phase.ONLINE, Phase.ONLINE]
     assert phases[-1] is Phase.PARKED
+    assert isinstance(recording.records[-1], Tick)
+    assert recording.records[-1].state is None
     assert {type(r) for r in recording.records} >= {Rules, Base, Tick}
 
 
