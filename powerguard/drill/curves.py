@@ -34,8 +34,8 @@ def series(shown: list[Moment]) -> Series:
             if reading.load_pct is not None:
                 loads[reading.feed] = reading.load_pct
                 load.append((reading.at, max(loads.values())))
-    runway = _beliefs(shown, _runway)
-    need = _beliefs(shown, _need)
+    runway = _beliefs(shown, runway_of)
+    need = _beliefs(shown, need_of)
     floor = dict(need)
     return Series(
         charge_pct=tuple(charge),
@@ -55,7 +55,7 @@ def _idle(state: State) -> bool:
     return state.phase in (Phase.PARKED, Phase.HALTING)
 
 
-def _runway(state: State) -> float | None:
+def runway_of(state: State) -> float | None:
     """On battery: the bound that the phase is decided by."""
     power = state.power
     if power is None or not power.on_battery:
@@ -63,7 +63,7 @@ def _runway(state: State) -> float | None:
     return power.idle_runway_s if _idle(state) and power.idle_runway_s is not None else power.runway_s
 
 
-def _need(state: State) -> float | None:
+def need_of(state: State) -> float | None:
     return state.need.halt_s if _idle(state) else state.need.total_s
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from powerguard.core.messages import Decide, Prepare, Purpose, Resume, SealWritten
 from powerguard.core.types import Announce, Halt, Phase, Send
 from powerguard.drill.moments import Moment
-from powerguard.drill.story import Event, Mark
+from powerguard.drill.story import Event, Mark, Save
 from powerguard.journal import Tick
 
 _QUIET_ORDERS = ("Welcome", "Notice", "Sealed")
@@ -58,55 +58,72 @@ def _back_at(before: Moment | None, moment: Moment) -> float | None:
     return moment.tick.at if now.online_since is None else now.online_since
 
 
-def events(shown: list[Moment]) -> tuple[Event, ...]:
-    """Each turn of the phase, each announcement, and each order once, however many ranks it went to."""
-    found: list[Event] = []
-    ordered: set[tuple[str, int]] = set()
-    for before, moment in zip([None, *shown[:-1]], shown, strict=True):
-        tick = moment.tick
+class Log:
+    """The lines of the log: each turn of the phase, each announcement, each order once for all its ranks."""
+
+    def __init__(self) -> None:
+        self._phase: Phase | None = None
+        self._ordered: set[tuple[str, int]] = set()
+
+    def lines(self, moment: Moment) -> list[Event]:
+        """What there is to say of *moment*; to be asked of each in order."""
+        tick, found = moment.tick, list[Event]()
         phase = tick.phase.value
-        if before is not None and tick.phase is not before.tick.phase:
-            found.append(Event(tick.at, phase, f"{before.tick.phase.value} → {phase}", tick.reason))
+        if self._phase not in (None, tick.phase):
+            found.append(Event(tick.at, phase, phase.replace("_", " "), tick.reason))
+        self._phase = tick.phase
         for action in tick.actions:
             if isinstance(action, Announce):
                 found.append(Event(tick.at, phase, action.text, "", action.level))
             elif isinstance(action, Halt):
                 found.append(Event(tick.at, phase, "halt", action.reason, "warning"))
             elif isinstance(action, Send):
-                _order(found, ordered, tick, action)
-    return tuple(found)
+                found += self._order(tick, action)
+        return found
+
+    def _order(self, tick: Tick, action: Send) -> list[Event]:
+        message = action.message
+        kind, seq = type(message).__name__, getattr(message, "seq", 0)
+        if kind in _QUIET_ORDERS or (kind, seq) in self._ordered:
+            return []
+        self._ordered.add((kind, seq))
+        ranks = sorted({a.rank for a in tick.actions if isinstance(a, Send) and type(a.message).__name__ == kind})
+        text = f"{kind.upper()} #{seq}"
+        if isinstance(message, Prepare | Decide):
+            text += f" {message.purpose.value}"
+        if isinstance(message, Decide):
+            text += f" at step {message.step}, plan {message.plan.value}"
+        reason = getattr(message, "reason", "")
+        return [Event(tick.at, tick.phase.value, f"{text} to rank {', '.join(map(str, ranks))}", reason)]
 
 
-def _order(found: list[Event], ordered: set[tuple[str, int]], tick: Tick, action: Send) -> None:
-    kind, seq = type(action.message).__name__, getattr(action.message, "seq", 0)
-    if kind in _QUIET_ORDERS or (kind, seq) in ordered:
-        return
-    ordered.add((kind, seq))
-    ranks = sorted({a.rank for a in tick.actions if isinstance(a, Send) and type(a.message).__name__ == kind})
-    text = f"{kind.upper()} #{seq}"
-    if isinstance(action.message, Prepare | Decide):
-        text += f" {action.message.purpose.value}"
-    if isinstance(action.message, Decide):
-        text += f" at step {action.message.step}, plan {action.message.plan.value}"
-    reason = getattr(action.message, "reason", "")
-    found.append(Event(tick.at, tick.phase.value, f"{text} to rank {', '.join(map(str, ranks))}", reason))
+def events(shown: list[Moment]) -> tuple[Event, ...]:
+    """The whole log."""
+    log = Log()
+    return tuple(line for moment in shown for line in log.lines(moment))
 
 
-def flush_times(shown: list[Moment]) -> dict[Purpose, tuple[int, float, float]]:
-    """For the newest sealed order of each purpose: its step, when it was ordered, when it was sealed."""
+def saves(shown: list[Moment]) -> tuple[Save, ...]:
+    """Every order whose generation was sealed, in order."""
     ordered: dict[int, float] = {}
-    decided: dict[int, tuple[Purpose, int]] = {}
-    sealed: dict[Purpose, tuple[int, float, float]] = {}
+    decided: dict[int, Decide] = {}
+    sealed: dict[int, Save] = {}
     for moment in shown:
         for action in moment.tick.actions:
             message = action.message if isinstance(action, Send) else None
             if isinstance(message, Prepare):
                 ordered.setdefault(message.seq, moment.tick.at)
             elif isinstance(message, Decide):
-                decided[message.seq] = (message.purpose, message.step)
+                decided[message.seq] = message
         for report in moment.tick.seen.reports:
-            if isinstance(report.message, SealWritten) and report.message.seq in decided:
-                seq = report.message.seq
-                purpose, step = decided[seq]
-                sealed[purpose] = (step, ordered.get(seq, moment.tick.at), report.at)
-    return sealed
+            order = decided.get(report.message.seq) if isinstance(report.message, SealWritten) else None
+            if order is not None and order.seq not in sealed:
+                began = ordered.get(order.seq, moment.tick.at)
+                sealed[order.seq] = Save(order.purpose.value, order.step, began, report.at)
+    return tuple(sealed.values())
+
+
+def stops(shown: list[Moment]) -> int:
+    """How many STOP orders were given."""
+    sent = (action.message for m in shown for action in m.tick.actions if isinstance(action, Send))
+    return len({message.seq for message in sent if isinstance(message, Prepare) and message.purpose is Purpose.STOP})

@@ -5,15 +5,17 @@ Beliefs (runway, need) are not written with every record; they are what `decide`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from powerguard.core.decide import decide
 from powerguard.core.policy import Policy
 from powerguard.core.state import State
 from powerguard.core.types import Phase
-from powerguard.journal import Done, Fault, Recording, Rules, Tick
+from powerguard.journal import Base, Fault, Head, Record, Recording, Rules, Tick
+from powerguard.journal.records import decode_line
 
 
 class Moment(Struct, frozen=True):
@@ -23,27 +25,70 @@ class Moment(Struct, frozen=True):
     state: State | None
 
 
+class Walk:
+    """Decides a journal anew, record by record."""
+
+    def __init__(self) -> None:
+        self._policy, self._state = Policy(), State("")
+        self._known = False  # the state is the daemon's
+
+    def absorb(self, record: Record) -> Moment | None:
+        """The moment of *record*, if it is a decision."""
+        if isinstance(record, Rules):
+            self._policy = record.policy
+        elif isinstance(record, Fault):
+            self._known = False
+        elif isinstance(record, Tick):
+            self._absorb(record)
+            return Moment(record, self._state if self._known else None)
+        elif isinstance(record, Base):
+            self._state, self._known = record.state, True
+        return None
+
+    def _absorb(self, tick: Tick) -> None:
+        if tick.state is not None:
+            self._state, self._known = tick.state, True
+        elif self._known:
+            again = decide(self._policy, self._state, tick.seen, tick.at)
+            self._state, self._known = again.state, again.actions == tick.actions
+
+
 def moments(recording: Recording) -> list[Moment]:
     """Every decision of the journal in order."""
-    return list(_walk(recording))
+    walk = Walk()
+    return [moment for record in recording.records if (moment := walk.absorb(record)) is not None]
 
 
-def _walk(recording: Recording) -> Iterator[Moment]:
-    policy, state = Policy(), None
-    for record in recording.records:
-        if isinstance(record, Rules):
-            policy = record.policy
-        elif isinstance(record, Fault):
-            state = None
-        elif isinstance(record, Tick):
-            if record.state is not None:
-                state = record.state
-            elif state is not None:
-                again = decide(policy, state, record.seen, record.at)
-                state = again.state if again.actions == record.actions else None
-            yield Moment(record, state)
-        elif not isinstance(record, Done):
-            state = record.state
+class Follower:
+    """Reads a journal while it is being written: each call of `new` gives the moments since the last one."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._walk = Walk()
+        self._offset = 0
+        self._rest = b""
+        self.last: Moment | None = None
+
+    def new(self) -> list[Moment]:
+        """What was written since the last call; nothing while there is no journal. A drill fits into one file."""
+        path = next(iter(sorted(self._directory.glob("journal-*.jsonl"))), None)
+        if path is None:
+            return []
+        with path.open("rb") as file:
+            file.seek(self._offset)
+            data = self._rest + file.read()
+            self._offset = file.tell()
+        *lines, self._rest = data.split(b"\n")
+        found = [moment for line in lines if (moment := self._moment(line)) is not None]
+        self.last = found[-1] if found else self.last
+        return found
+
+    def _moment(self, line: bytes) -> Moment | None:
+        try:
+            record = decode_line(line)
+        except (msgspec.DecodeError, ValueError):
+            return None
+        return None if isinstance(record, Head) else self._walk.absorb(record)
 
 
 def outages(told: list[Moment]) -> list[tuple[int, int]]:

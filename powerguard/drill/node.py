@@ -106,16 +106,14 @@ class Node:
         """What "daemon" or "ranks" printed in this life."""
         return self.folder / f"{name}-{self.life}.log"
 
-    def alive(self) -> None:
-        """DrillFailed with the last words of whatever ended and should not have."""
-        for name, process in (("daemon", self.daemon), ("ranks", self.ranks)):
-            if process is not None and process.poll() not in (None, 0):
-                raise DrillFailed(f"the {name} ended with {process.returncode}", todo=tail(self.log(name)))
+    def check_daemon(self, *, halted: bool) -> None:
+        """DrillFailed with its last words if the daemon ended, unless the node has *halted*."""
+        if self.daemon is not None and self.daemon.poll() is not None and not halted:
+            raise DrillFailed(f"the daemon ended with {self.daemon.returncode}", todo=tail(self.log("daemon")))
 
-    def killed_pid(self, rank: int) -> int:
+    def pid_of(self, rank: int) -> int:
         """The process of *rank*, from its own trace."""
-        last = last_line(self.trace / f"rank-{rank:05}.jsonl")
-        return int(last["pid"])
+        return int(last_line(self.trace / f"rank-{rank:05}.jsonl")["pid"])
 
     def steps(self) -> tuple[int, ...]:
         """The last step of each rank, as far as it was written."""

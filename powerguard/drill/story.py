@@ -37,6 +37,20 @@ class Steps(Struct, frozen=True):
     points: Points
 
 
+class Save(Struct, frozen=True):
+    """An order whose generation was sealed."""
+
+    purpose: str  # "snapshot" or "stop"
+    step: int
+    ordered_at: float
+    sealed_at: float
+
+    @property
+    def took_s(self) -> float:
+        """From the order to sealed."""
+        return self.sealed_at - self.ordered_at
+
+
 class Event(Struct, frozen=True, omit_defaults=True):
     """A line of the log: what was decided or seen, and why."""
 

@@ -80,6 +80,15 @@ class Supply:
         """The battery is flat and the output off."""
         return self._flat.is_set()
 
+    @property
+    def charge_pct(self) -> float:
+        """Of the battery itself."""
+        return 100.0 * self._ups.battery.soc
+
+    def truth_s(self, load_pct: float | None = None) -> float:
+        """Seconds until the output goes off on battery, at the present load or at *load_pct*."""
+        return self._ups.truth_s(self._load_pct if load_pct is None else load_pct)
+
     def _run(self) -> None:
         last = self._clock()
         while not self._stop.wait(TICK_S):

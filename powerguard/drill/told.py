@@ -7,10 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from powerguard.core.messages import Purpose
 from powerguard.core.types import Halt, Phase
 from powerguard.drill.curves import series, spans, steps
-from powerguard.drill.marks import events, flush_times, marks
+from powerguard.drill.marks import events, marks, saves
 from powerguard.drill.moments import Moment, moments, outages, turns
 from powerguard.drill.story import Number, Story
 from powerguard.errors import JournalError
@@ -77,9 +76,9 @@ def _numbers(shown: list[Moment], zero: float, over: float) -> tuple[Number, ...
     if spare:
         low, at = min(spare)
         numbers.append(Number("least spare", f"{low:.1f} s", f"runway less need, {at - zero:.1f} s into the outage"))
-    for purpose, (step, ordered, sealed) in flush_times(shown).items():
-        name = "snapshot" if purpose is Purpose.SNAPSHOT else "flush"
-        numbers.append(Number(name, f"{sealed - ordered:.2f} s", f"from the order to sealed, step {step}"))
+    for save in saves(shown):
+        name = "flush" if save.purpose == "stop" else save.purpose
+        numbers.append(Number(name, f"{save.took_s:.2f} s", f"from the order to sealed, step {save.step}"))
     return tuple(numbers)
 
 

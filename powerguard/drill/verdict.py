@@ -6,23 +6,11 @@ from msgspec import Struct
 
 from powerguard.drill.compare import Comparison
 from powerguard.drill.plan import MainsBack
+from powerguard.drill.story import Save
 
 SURVIVED = "survived"
 WITH_LOSS = "survived with loss"
 NOT = "not survived"
-
-
-class Save(Struct, frozen=True):
-    """An order whose generation was sealed."""
-
-    step: int
-    ordered_at: float
-    sealed_at: float
-
-    @property
-    def took_s(self) -> float:
-        """From the order to sealed."""
-        return self.sealed_at - self.ordered_at
 
 
 class Facts(Struct, frozen=True):

@@ -5,15 +5,16 @@ from msgspec.structs import replace
 
 from powerguard.drill.compare import Comparison
 from powerguard.drill.plan import MainsBack
-from powerguard.drill.verdict import NOT, SURVIVED, WITH_LOSS, Facts, Save, judge
+from powerguard.drill.story import Save
+from powerguard.drill.verdict import NOT, SURVIVED, WITH_LOSS, Facts, judge
 
 EXACT = Comparison(197, 197, 0, bit_exact=True, difference="", losses_compared=600)
 BLACKOUT = Facts(
     mains_back=MainsBack.NEVER,
     compared=EXACT,
     mains_cut_at=100.0,
-    snapshots=(Save(70, 102.0, 102.5),),
-    flush=Save(197, 114.0, 115.0),
+    snapshots=(Save("snapshot", 70, 102.0, 102.5),),
+    flush=Save("stop", 197, 114.0, 115.0),
     stops=1,
     halted_at=120.0,
     power_cut_at=130.0,
@@ -25,11 +26,11 @@ DIP = Facts(
     mains_back=MainsBack.AFTER_SNAPSHOT,
     compared=IN_PLACE,
     mains_cut_at=100.0,
-    snapshots=(Save(70, 102.0, 102.5),),
+    snapshots=(Save("snapshot", 70, 102.0, 102.5),),
     same_processes=True,
     online_again=True,
 )
-BLIP = replace(DIP, mains_back=MainsBack.WHILE_PARKED, flush=Save(197, 114.0, 115.0), stops=1)
+BLIP = replace(DIP, mains_back=MainsBack.WHILE_PARKED, flush=Save("stop", 197, 114.0, 115.0), stops=1)
 
 
 @pytest.mark.parametrize("facts", [BLACKOUT, DIP, BLIP])
@@ -44,13 +45,13 @@ def test_a_perfect_drill_survives(facts):
     ("facts", "words"),
     [
         (replace(BLACKOUT, flush=None), "no flush was sealed"),
-        (replace(BLACKOUT, flush=Save(197, 129.0, 130.5)), "no flush was sealed before"),
+        (replace(BLACKOUT, flush=Save("stop", 197, 129.0, 130.5)), "no flush was sealed before"),
         (replace(BLACKOUT, halted_at=None), "still running"),
         (replace(BLACKOUT, halted_at=130.0), "still running"),
         (replace(BLACKOUT, power_cut_at=None), "never cut"),
         (replace(BLACKOUT, compared=replace(EXACT, resumed_step=None)), "never resumed"),
         (replace(BLACKOUT, compared=replace(EXACT, resumed_step=70)), "newest whole generation"),
-        (replace(BLACKOUT, flush=Save(196, 114.0, 115.0)), "stopped at 196"),
+        (replace(BLACKOUT, flush=Save("stop", 196, 114.0, 115.0)), "stopped at 196"),
         (replace(BLACKOUT, compared=replace(EXACT, bit_exact=False, difference="rank 1, step 9")), "rank 1, step 9"),
         (replace(DIP, snapshots=()), "0 snapshots"),
         (replace(DIP, snapshots=DIP.snapshots * 2), "2 snapshots"),

@@ -1,0 +1,68 @@
+"""The UPS of a drill, served: by the simulated upsd in this process, or through a real upsd with dummy-ups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from msgspec.structs import replace
+
+from powerguard.drill.plan import Plan
+from powerguard.drill.supply import Supply
+from powerguard.sim.battery import SimUps, UpsSpec
+from powerguard.sim.nut import RealNut
+from powerguard.sim.upsd import SimUpsd
+
+UPS = "drill"
+_NUT_EVERY_S = 1.0
+"""dummy-ups looks at its file once a second; more writes would only be in its way."""
+
+
+@contextmanager
+def power(plan: Plan, clock: Callable[[], float]) -> Iterator[tuple[Supply, str]]:
+    """The mains, the UPS and its server, running; with the address that the daemon is to ask.
+
+    Raises MissingDependency without NUT where the plan wants it.
+    """
+    spec = UpsSpec.small(plan.runtime_s, plan.loads.training)
+    if plan.nut:
+        spec = replace(spec, firmware=replace(spec.firmware, refresh_s=_NUT_EVERY_S))
+    ups = SimUps(spec, plan.seed, load_pct=plan.loads.training)
+    if not plan.nut:
+        with SimUpsd() as upsd, _supply(ups, lambda v: upsd.replace(UPS, v), clock, plan) as supply:
+            yield supply, upsd.address(UPS)
+        return
+    with RealNut({UPS: _fit(ups.variables())}) as nut:
+        publish = _Sparing(lambda variables: nut.set(UPS, _fit(variables)), clock)
+        with _supply(ups, publish, clock, plan) as supply:
+            yield supply, nut.address(UPS)
+
+
+@contextmanager
+def _supply(
+    ups: SimUps, publish: Callable[[Mapping[str, str]], None], clock: Callable[[], float], plan: Plan
+) -> Iterator[Supply]:
+    supply = Supply(ups, publish, clock, plan.loads.training)
+    try:
+        yield supply.start()
+    finally:
+        supply.close()
+
+
+def _fit(variables: Mapping[str, str]) -> dict[str, str]:
+    """What dummy-ups may show: `driver.*` is its own."""
+    return {name: value for name, value in variables.items() if not name.startswith("driver.")}
+
+
+class _Sparing:
+    """Publishes at most once a second, and at once when the status changes."""
+
+    def __init__(self, publish: Callable[[Mapping[str, str]], None], clock: Callable[[], float]) -> None:
+        self._publish, self._clock = publish, clock
+        self._at, self._status = float("-inf"), ""
+
+    def __call__(self, variables: Mapping[str, str]) -> None:
+        now, status = self._clock(), variables.get("ups.status", "")
+        if now - self._at >= _NUT_EVERY_S or status != self._status:
+            self._at, self._status = now, status
+            self._publish(variables)
