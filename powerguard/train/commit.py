@@ -37,6 +37,7 @@ class Shard:
 
     data: memoryview
     size: int
+    fill: Callable[[int, int], None] | None  # puts a range of the data there before it is written; None: it is there
     state: Raw
     generation: str
     step: int
@@ -102,7 +103,7 @@ def _attempt(
     fd = open_for(disk, folder / SHARD, mode)
     try:
         _make_room(disk, fd, shard.size)
-        sums = write_data(disk, fd, shard.data, shard.size, mode=mode, pool=pool, cancelled=cancelled)
+        sums = write_data(disk, fd, shard.data, shard.size, mode=mode, pool=pool, fill=shard.fill, cancelled=cancelled)
         written = time.monotonic()
         uninterrupted(partial(disk.ftruncate, fd, shard.size))
         uninterrupted(partial(disk.fsync, fd))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import bisect
 import ctypes
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,9 +18,10 @@ import torch
 from msgspec import Struct
 
 from powerguard.errors import CheckpointError, StateError
+from powerguard.generations import resumes
 from powerguard.generations.names import SHARD
 from powerguard.generations.record import Record, decode
-from powerguard.generations.scan import Generation, check_identity, read_record_bytes
+from powerguard.generations.scan import Generation, Skipped, check_identity, latest, read_record_bytes
 from powerguard.generations.stream import read_range, read_shard
 from powerguard.train import rng
 from powerguard.train.blobs import bytes_view
@@ -100,6 +103,40 @@ def load_state(
         values=values,
         left=left,
     )
+
+
+def load_newest(
+    directory: Path,
+    load: Callable[[Generation], LoadReport],
+    *,
+    world_size: int,
+    cap: int | None = resumes.CAP,
+) -> LoadReport | None:
+    """*load* of the newest generation that can be trusted, falling back as often as needed; None where none is whole.
+
+    For a run of one rank: with more, one of them must choose for all. Raises CheckpointError where whole generations
+    were there and none could be trusted: a run mustn't start from scratch for that without anybody knowing.
+    """
+    damaged: dict[str, str] = {}
+    while True:
+        found = latest(directory, verify=False, world_size=world_size, cap=cap, exclude=damaged)
+        skipped = tuple(str(Skipped(name, reason)) for name, reason in damaged.items())
+        skipped += tuple(map(str, found.skipped))
+        if found.generation is None:
+            if not damaged:
+                return None
+            raise CheckpointError(
+                f"no generation in {directory} can be trusted: {'; '.join(skipped)}",
+                todo="move the directory away to start from scratch",
+            )
+        try:
+            report = load(found.generation)
+        except CheckpointError as error:
+            damaged[found.generation.name] = error.message
+            continue
+        if cap is not None:
+            resumes.count(directory, found.generation.name)
+        return msgspec.structs.replace(report, skipped=skipped)
 
 
 def _check_sources(nodes: dict[str, Any], state: dict[str, object], strict: bool) -> tuple[str, ...]:

@@ -97,6 +97,11 @@ class Reserve:
             self.discard(self._waiting.pop())
 
     @property
+    def count(self) -> int:
+        """Folders in waiting."""
+        return len(self._waiting)
+
+    @property
     def _prefix(self) -> str:
         return f"{rank_name(self.rank)}.{self.instance}."
 

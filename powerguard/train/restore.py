@@ -21,7 +21,8 @@ from powerguard.generations.values import Node, decode, join
 from powerguard.train.blobs import bytes_view, count_bytes
 from powerguard.train.dtypes import dtype_of
 from powerguard.train.layout import Entry
-from powerguard.train.sharded import is_dtensor, local_of, mesh_like, wrap_local
+from powerguard.train.objects import check_keys, load_object
+from powerguard.train.sharded import describe_mesh, describe_placement, is_dtensor, local_of, mesh_like, wrap_local
 from powerguard.train.tree import class_name, is_stateful
 
 _MAPPINGS: dict[str, Callable[..., Any]] = {"dict": dict, "ordered": OrderedDict}
@@ -156,8 +157,6 @@ class Restore:
     def dtensor(self, payload: dict[str, Any], current: object, path: str) -> torch.Tensor:
         local = payload["local"]
         if is_dtensor(current):
-            from powerguard.train.sharded import describe_mesh, describe_placement
-
             here = (
                 list(current.shape),
                 [describe_placement(p, path) for p in current.placements],
@@ -185,13 +184,13 @@ class Restore:
         template = current.state_dict()
         is_module = isinstance(current, torch.nn.Module)
         if is_module:
-            _check_keys(payload["value"], template, path)
+            check_keys(payload["value"], template, path)
         outer, self._module = self._module, path if is_module else ""
         state = self.plan(payload["value"], template, path)
         self._module = outer
         if "metadata" in payload:
             state._metadata = OrderedDict(self.plan(payload["metadata"], None, path))
-        self._calls.append(lambda: _load_state(current, state, path))
+        self._calls.append(lambda: load_object(current, state, path))
         return current
 
     def generator(self, payload: dict[str, Any], current: object, path: str) -> object:
@@ -303,38 +302,3 @@ def _dressed(tensor: torch.Tensor, payload: dict[str, Any]) -> torch.Tensor:
     if payload.get("parameter"):
         return torch.nn.Parameter(tensor, requires_grad=bool(payload.get("grad")))
     return tensor.requires_grad_() if payload.get("grad") else tensor
-
-
-def _check_keys(node: Node, template: Mapping[str, object], path: str) -> None:
-    """A Module's parameters by name, before anything is touched."""
-    pairs = next(iter(node.values())) if isinstance(node, dict) else []
-    saved = {key for key, _ in pairs if isinstance(key, str)}
-    missing, extra = sorted(saved - set(template)), sorted(set(template) - saved)
-    if missing or extra:
-        parts = []
-        if missing:
-            parts.append(f"the checkpoint has {missing[:5]}, the model doesn't")
-        if extra:
-            parts.append(f"the model has {extra[:5]}, the checkpoint doesn't")
-        raise StateError(f"{path}: {'; '.join(parts)}", todo="build the model as it was when it was saved")
-
-
-def _load_state(target: Any, state: Any, path: str) -> None:
-    try:
-        target.load_state_dict(state)
-    except Exception as error:
-        raise StateError(f"{path} ({class_name(target)}) refuses its state: {error}") from error
-    if isinstance(target, torch.optim.Optimizer):
-        _keep_dtypes(target, state)
-
-
-def _keep_dtypes(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Undoes the optimizer's habit of casting its state to the parameter's dtype, which would lose bits."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    ids = [i for group in state["param_groups"] for i in group["params"]]
-    for index, parameter in zip(ids, parameters, strict=False):
-        mine = optimizer.state.get(parameter, {})
-        for key, saved in state["state"].get(index, {}).items():
-            loaded = mine.get(key)
-            if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != saved.dtype:
-                mine[key] = saved.to(loaded.device)

@@ -33,6 +33,8 @@ from powerguard.generations.record import ALIGN, CHUNK_BYTES
 
 DIRECT_THREADS = 4
 BUFFERED_THREADS = 2
+FILL_THREADS = 8
+"""Threads while the copy overlaps the writing: with busy cores some of them wait for a core and not for the disk."""
 PROBE_BYTES = 256 * 1024
 
 _CANT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY)
@@ -89,15 +91,20 @@ def write_data(
     *,
     mode: Mode,
     pool: ThreadPoolExecutor,
+    fill: Callable[[int, int], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> tuple[str, ...]:
     """Writes the first *size* bytes of *data* from offset 0; returns the xxh3-128 of each chunk.
 
     *data* must be aligned memory that is readable up to the next multiple of `ALIGN` after *size*; in mode DIRECT the
-    file may be left that much longer. Nothing is durable before the caller's fsync. Raises OSError or Cancelled.
+    file may be left that much longer. *fill(begin, end)* is called for each chunk before it is read, in the thread that
+    writes it: so a copy into *data* overlaps the writing. Nothing is durable before the caller's fsync. Raises OSError
+    or Cancelled.
     """
-    work = _Work(disk, fd, data, size, mode, cancelled, sums=[""] * -(-size // CHUNK_BYTES))
-    threads = DIRECT_THREADS if mode is Mode.DIRECT else BUFFERED_THREADS
+    work = _Work(disk, fd, data, size, mode, fill, cancelled, sums=[""] * -(-size // CHUNK_BYTES))
+    threads = BUFFERED_THREADS
+    if mode is Mode.DIRECT:
+        threads = DIRECT_THREADS if fill is None else FILL_THREADS
     outcomes = [pool.submit(work.run) for _ in range(min(threads, len(work.sums)))]
     failures = [error for outcome in outcomes if (error := outcome.exception()) is not None]
     if failures:
@@ -114,6 +121,7 @@ class _Work:
     data: memoryview
     size: int
     mode: Mode
+    fill: Callable[[int, int], None] | None
     cancelled: Callable[[], bool] | None
     sums: list[str]
     next: int = 0
@@ -140,6 +148,8 @@ class _Work:
     def chunk(self, index: int) -> None:
         start = index * CHUNK_BYTES
         end = min(start + CHUNK_BYTES, self.size)
+        if self.fill is not None:
+            self.fill(start, end)
         hasher = xxhash.xxh3_128()
         hasher.update(self.data[start:end])  # outside the GIL
         self.sums[index] = hasher.hexdigest()
