@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from powerguard.core.decide import decide
 from powerguard.core.messages import (
+    Ack,
     Decide,
     Hello,
     Pace,
@@ -24,6 +25,7 @@ from powerguard.core.messages import (
     Prepare,
     Promise,
     Seal,
+    Sealed,
     SealWritten,
     Shard,
     ShardRecord,
@@ -81,6 +83,8 @@ class Script:
             self.say(Staged(message.seq, message.step), Shard(message.seq, message.step, message.generation, shard))
         elif isinstance(message, Seal):
             self.say(SealWritten(message.seq, message.step, message.generation), Parked(message.seq, message.step))
+        elif isinstance(message, Sealed):
+            self.say(Ack(message.seq, "Sealed"))
 
     def outage(self, until: Phase, online: int = 3):
         """Steps up to and with the one that enters *until*."""
@@ -113,7 +117,7 @@ def recorded(tmp_path_factory) -> tuple[bytes, State]:
     script = Script()
     note(book, script, Phase.PARKED)
     for _ in range(3):  # nothing happens: these carry no state
-        before, seen, decision = script.step("OB DISCHRG", runtime=600)
+        before, seen, decision = script.step("OL")
         book.tick(script.now, before, seen, decision.state, actions=decision.actions, reason=decision.reason)
     book.close()
     state = script.state
