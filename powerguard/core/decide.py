@@ -81,7 +81,7 @@ def _answer(case: Case, commands: tuple[Command, ...]) -> tuple[Next, list[Reply
     for asked in commands:
         nxt = command(asked.verb, case)
         replies.append(Reply(asked.verb[:40], nxt.reason, nxt.refused))
-        if nxt.orders or nxt.phase is not case.view.phase:
+        if nxt.orders or nxt.phase is not case.view.phase or nxt.view.dry is not case.view.dry:
             orders = nxt.orders if taken is None else taken.orders + nxt.orders
             taken = replace(nxt, orders=orders)
         case = replace(case, view=nxt.view)

@@ -148,9 +148,12 @@ def _stop_kept(name: str, old_job: Job, job: Job, after: State) -> Iterator[str]
 
 
 def _same_processes(old: Job, new: Job) -> bool:
+    """Some process that was given the old stop lives on."""
+    parts = {} if old.order is None else old.order.parts
     return any(
-        rank in new.members and new.members[rank].pid == member.pid and member.alive and new.members[rank].alive
+        member.alive and rank in new.members and new.members[rank].pid == member.pid and new.members[rank].alive
         for rank, member in old.members.items()
+        if rank in parts and not parts[rank].anew
     )
 
 

@@ -31,6 +31,7 @@ DT = 0.1
 OFF_S = 20.0
 """From the power-off order until the node is really off."""
 
+CRASH_S = 1.0
 PAGE_S = 1.0
 TRAINING_PCT, FLUSHING_PCT, IDLE_PCT = 60.0, 30.0, 16.0
 """Load of the node on its UPS; the ratios are those of GPU nodes (32-55 % while it writes, 22-32 % idle)."""
@@ -68,11 +69,15 @@ class World:
         begin_at: float = 100.0,
         dry_run: bool = False,
         through_json: bool = False,
+        crash_at: int = 0,
     ) -> None:
         self.policy = policy
         self.clock = FakeClock(begin_at)
         self.dry_run = dry_run
         self.through_json = through_json  # the state goes through JSON after every decision, as after a crash
+        self.crash_at = (
+            crash_at  # the n-th decision with actions is journalled, and then the daemon is killed; 0 = none
+        )
         ups_faults = tuple(fault for fault in faults if isinstance(fault, f.UpsFault))
         self.feeds = {feed.name: feed for feed in feeds} or {
             each.name: SimFeed(each.name, faults=ups_faults) for each in policy.feeds
@@ -86,6 +91,7 @@ class World:
         self.boot = f"{seed:08x}-boot"
         self.state: State = initial(self.boot, begin_at, node="node")
         self.entries: list[Entry] = []
+        self.acted = 0  # decisions with actions
         self.halted_at: float | None = None
         self.dark_at: float | None = None  # the power is gone, or the node is off
         self._journal = msgspec.json.encode(self.state)
@@ -241,6 +247,15 @@ class World:
             self._journal = msgspec.json.encode(self.state)
         if self.through_json:
             self.state = msgspec.json.decode(self._journal, type=State)
+        self._next_at = now + poll_wait(self.policy, self.state, now)
+        self.acted += bool(decision.actions)
+        if decision.actions and self.acted == self.crash_at:
+            self._killed(now, CRASH_S, journal_lost=False)
+        else:
+            self._act(decision, now)
+        return decision
+
+    def _act(self, decision: Decision, now: float) -> None:
         for action in decision.actions:
             if isinstance(action, Send):
                 rank = self.ranks.get((action.job, action.rank))
@@ -248,11 +263,19 @@ class World:
                     answers = rank.hear(action.message, now)
                     self._reports += [RankReport(action.job, action.rank, now, answer) for answer in answers]
             elif isinstance(action, Halt):
-                self.halted_at = now
-                if self.dry_run:
-                    self._commands.append(Command(DRY_RUN))
-        self._next_at = now + poll_wait(self.policy, self.state, now)
-        return decision
+                self._halt(now)
+
+    def _halt(self, now: float) -> None:
+        self.halted_at = now
+        if self.dry_run:
+            self._commands.append(Command(DRY_RUN))
+
+    def _killed(self, now: float, down_s: float, *, journal_lost: bool) -> None:
+        """The daemon is gone, and what it had not yet read with it; its journal is what it begins with anew."""
+        self._up_at = now + down_s
+        self._samples, self._reports, self._commands = [], [], []
+        lost = initial(self.boot, self._up_at, node="node")
+        self.state = lost if journal_lost else msgspec.json.decode(self._journal, type=State)
 
     def _away(self, now: float) -> bool:
         """The daemon isn't running; when it was killed it comes back with what its journal says."""
@@ -261,11 +284,14 @@ class World:
                 return True
             if isinstance(fault, f.DaemonKilled) and fault.at <= now and fault not in self._restarted:
                 self._restarted.add(fault)
-                self._up_at = now + fault.down_s
-                self._samples, self._reports, self._commands = [], [], []
-                lost = initial(self.boot, self._up_at, node="node")
-                self.state = lost if fault.journal_lost else msgspec.json.decode(self._journal, type=State)
-        return now < self._up_at
+                self._killed(now, fault.down_s, journal_lost=fault.journal_lost)
+        if now < self._up_at:
+            return True
+        if self.state.halted_at is not None and self.halted_at is None:
+            self._halt(
+                now
+            )  # the journal says that it was ordered, nothing says that it was done: a shell does it again
+        return False
 
 
 def _load_pct(rank: SimRank) -> float:

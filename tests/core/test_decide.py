@@ -1,0 +1,569 @@
+"""The phase machine: each transition, each threshold at its edge, each command."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from powerguard.core.decide import DRY_RUN, command, decide, transition
+from powerguard.core.feeds import Power
+from powerguard.core.messages import Exit, Notice, Prepare, Quiesce, Welcome
+from powerguard.core.need import Need
+from powerguard.core.phase import Do, Flush, FlushView, Next, PhaseView
+from powerguard.core.policy import FeedPolicy, Policy
+from powerguard.core.poll import FAST_S, poll_wait
+from powerguard.core.state import State, event_id, initial
+from powerguard.core.types import Announce, Comm, Command, Halt, Observation, Phase, Sample, Send
+from powerguard.core.why import Case
+from powerguard.sim.feed import SimFeed
+from powerguard.sim.rank import RankSpec
+from powerguard.sim.world import JobSpec, World
+
+POLICY = Policy(feeds=(FeedPolicy("ups", age_y=2.0),))
+NEED = Need(flush_s=20.0, step_s=2.0, stage_s=1.0, write_s=19.0, halt_s=45.0, save_s=22.0, total_s=67.0, by="gpt")
+OFF = Power(True, since=100.0, runway_s=500.0, idle_runway_s=1500.0, by="charge", reason="ups is on battery")
+ON = Power(False, online_since=50.0, runway_s=500.0, idle_runway_s=1500.0, by="prior", reason="mains")
+IDLE = FlushView(state=Flush.IDLE, quiet=False, gone=False)
+BUSY = FlushView(state=Flush.UNDERWAY, why="gpt: rank 1 not yet durable", underway=True, quiet=False, gone=False)
+DONE = FlushView(state=Flush.PARKED, quiet=False, gone=False)
+LOST = FlushView(state=Flush.LOST, why="gpt: rank 1 died", quiet=False, gone=False)
+NOBODY = FlushView()
+
+
+def at(phase: Phase, **fields: object) -> PhaseView:
+    """A view in *phase*, in an outage that began at 100 unless it is ONLINE."""
+    known: dict[str, object] = {"phase": phase, "phase_since": 100.0}
+    if phase is not Phase.ONLINE:
+        known["event_at"] = 100.0
+    return PhaseView(**{**known, **fields})  # type: ignore[arg-type]
+
+
+def step(
+    view: PhaseView,
+    power: Power = OFF,
+    flush: FlushView = IDLE,
+    *,
+    now: float = 200.0,
+    policy: Policy = POLICY,
+    need: Need = NEED,
+) -> Next:
+    """One step of the machine."""
+    return transition(policy, view, power, need, flush, now)
+
+
+def ask(verb: str, view: PhaseView, power: Power = ON, flush: FlushView = IDLE, now: float = 200.0) -> Next:
+    """An operator's command."""
+    return command(verb, Case(POLICY, view, power, NEED, flush, now))
+
+
+# ---- online ----------------------------------------------------------------------------------------
+
+
+def test_mains_stay_mains():
+    """On line power nothing changes, and the view is the same object: no garbage a million times a day."""
+    view = at(Phase.ONLINE)
+    answer = step(view, ON)
+
+    assert answer.view is view
+    assert (answer.orders, answer.reason) == ((), "on line power")
+
+
+def test_unknown_power_without_an_outage_only_waits():
+    """Nobody knows: that isn't an outage, and the reason says what is missing."""
+    answer = step(at(Phase.ONLINE), Power(None, reason="ups was never heard from"))
+
+    assert Phase.ONLINE is answer.phase
+    assert "never heard from" in answer.reason
+
+
+@pytest.mark.parametrize(("confirm_s", "now", "phase"), [
+    (0.0, 100.0, Phase.ON_BATTERY),
+    (3.0, 102.9, Phase.ONLINE),
+    (3.0, 103.0, Phase.ON_BATTERY),
+])  # fmt: skip
+def test_an_outage_is_believed_after_confirm(confirm_s: float, now: float, phase: Phase):
+    """confirm_s counts from the beginning of the outage, which the event keeps as its own."""
+    answer = step(at(Phase.ONLINE), OFF, now=now, policy=replace(POLICY, confirm_s=confirm_s))
+
+    assert phase is answer.phase
+    if phase is Phase.ON_BATTERY:
+        assert (answer.view.event_at, answer.view.phase_since, answer.view.why) == (100.0, now, answer.reason)
+
+
+@pytest.mark.parametrize("word", ["save_now", "halt_now"])
+def test_strong_signals_on_mains_do_nothing(word: str):
+    """LB and the like on line power are no outage."""
+    assert Phase.ONLINE is step(at(Phase.ONLINE), replace(ON, **{word: "low battery"})).phase
+    assert Phase.PARKED is step(at(Phase.PARKED), replace(ON, online_since=199.0, **{word: "low battery"}), DONE).phase
+
+
+# ---- riding through --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("runway", "phase"), [(77.1, Phase.ON_BATTERY), (77.0, Phase.FLUSHING), (0.0, Phase.FLUSHING)])
+def test_stop_when_the_spare_is_the_margin(runway: float, phase: Phase):
+    """Runway 77 s, need 67 s, margin 10 s: that is the moment, and the sentence has the numbers."""
+    answer = step(at(Phase.ON_BATTERY, snapshot_at=110.0), replace(OFF, runway_s=runway))
+
+    assert phase is answer.phase
+    if phase is Phase.FLUSHING:
+        assert answer.reason == f"stop: runway {runway:.0f} s (charge) <= need 67 s + margin 10 s"
+
+
+@pytest.mark.parametrize(("power", "now", "policy", "word"), [
+    (replace(OFF, save_now="low battery (LB)"), 101.0, POLICY, "low battery (LB)"),
+    (replace(OFF, blind_s=45.0), 200.0, POLICY, "nothing fresh from the UPS for 45 s"),
+    (replace(OFF, runway_s=None), 145.0, POLICY, "unknown after 45 s"),
+    (OFF, 110.0, replace(POLICY, on_battery="park"), "configured to park"),
+])  # fmt: skip
+def test_other_reasons_to_stop(power: Power, now: float, policy: Policy, word: str):
+    """A strong signal, blindness, a runway that stays unknown, the policy; each just before isn't enough."""
+    view = at(Phase.ON_BATTERY, snapshot_at=101.0)
+
+    assert word in step(view, power, now=now, policy=policy).reason
+    assert Phase.FLUSHING is step(view, power, now=now, policy=policy).phase
+    less = replace(power, save_now="", blind_s=None if power.blind_s is None else 44.9)
+    before = now - (0.1 if power.blind_s is None and not power.save_now else 0.0)
+    assert Phase.ON_BATTERY is step(view, less, now=before, policy=policy).phase
+
+
+def test_no_job_to_flush_parks_at_once():
+    """With nobody to flush, the stop leads straight to PARKED."""
+    answer = step(at(Phase.ON_BATTERY), replace(OFF, runway_s=10.0), NOBODY)
+
+    assert Phase.PARKED is answer.phase
+    assert "no job to flush" in answer.reason
+
+
+@pytest.mark.parametrize(("now", "orders"), [(109.9, ()), (110.0, (Do.SNAPSHOT,))])
+def test_snapshot_after_the_debounce(now: float, orders: tuple[Do, ...]):
+    """The first snapshot comes `snapshot_after_s` into the outage."""
+    answer = step(at(Phase.ON_BATTERY), OFF, now=now)
+
+    assert orders == answer.orders
+    assert (answer.view.snapshot_at == now) == bool(orders)
+
+
+@pytest.mark.parametrize(("age", "failed", "again"), [
+    (599.9, False, False), (600.0, False, True), (59.9, True, False), (60.0, True, True),
+])  # fmt: skip
+def test_snapshot_again(age: float, failed: bool, again: bool):
+    """Once more when enough work is at risk, or soon when the last one failed."""
+    view = at(Phase.ON_BATTERY, snapshot_at=1000.0 - age)
+
+    assert again == (Do.SNAPSHOT in step(view, OFF, replace(IDLE, failed=failed), now=1000.0).orders)
+
+
+@pytest.mark.parametrize(("policy", "flush_s", "runway", "taken"), [
+    (POLICY, 300.0, 5000.0, True),  # 45,000 = 300^2 / 2
+    (POLICY, 300.1, 5000.0, False),
+    (replace(POLICY, snapshot="always"), 301.0, 5000.0, True),
+    (replace(POLICY, snapshot="never"), 20.0, 5000.0, False),
+    (POLICY, 400.0, 455.0 + 3 * 400.0 - 0.1, True),  # doubtful: fewer than three saves to spare
+    (POLICY, 400.0, 455.0 + 3 * 400.0, False),
+    (POLICY, 20.0, 75.0 + 20.0, False),  # the stop is so near that the snapshot would be in its way
+    (POLICY, 20.0, 75.0 + 20.1, True),
+])  # fmt: skip
+def test_when_a_snapshot_pays(policy: Policy, flush_s: float, runway: float, taken: bool):
+    """It pays at a loss weight of C^2/2, or when the runway is doubtful; never right before the stop."""
+    need = Need(flush_s=flush_s, write_s=flush_s, halt_s=45.0, save_s=flush_s, total_s=45.0 + flush_s)
+    answer = step(at(Phase.ON_BATTERY), replace(OFF, runway_s=runway), now=150.0, policy=policy, need=need)
+
+    assert taken == (Do.SNAPSHOT in answer.orders)
+
+
+def test_the_runway_is_doubtful_when_it_stays_unknown():
+    """A save that doesn't pay by itself is made once the estimator should have spoken."""
+    need = Need(flush_s=400.0, write_s=400.0, halt_s=45.0, save_s=400.0, total_s=445.0)
+    unknown = replace(OFF, runway_s=None)
+
+    assert step(at(Phase.ON_BATTERY), unknown, now=119.9, need=need).orders == ()
+    assert step(at(Phase.ON_BATTERY), unknown, now=120.0, need=need).orders == (Do.SNAPSHOT,)
+
+
+def test_a_second_outage_is_not_waited_out():
+    """Within 15 minutes of the last one the snapshot is due at once."""
+    assert step(at(Phase.ON_BATTERY, ended_at=-799.0), OFF, now=100.0).orders == (Do.SNAPSHOT,)
+    assert step(at(Phase.ON_BATTERY, ended_at=-801.0), OFF, now=100.0).orders == ()
+
+
+@pytest.mark.parametrize("flush", [NOBODY, BUSY])
+def test_no_snapshot_of_nobody_nor_in_another(flush: FlushView):
+    """Nobody to snapshot, or an order underway: nothing is ordered."""
+    assert step(at(Phase.ON_BATTERY), OFF, flush).orders == ()
+
+
+@pytest.mark.parametrize(("since", "phase"), [(190.1, Phase.ON_BATTERY), (190.0, Phase.ONLINE)])
+def test_mains_must_be_back_for_a_while(since: float, phase: Phase):
+    """resume_after_s of mains end the event; the instant is kept for the next one."""
+    answer = step(at(Phase.ON_BATTERY), replace(ON, online_since=since))
+
+    assert phase is answer.phase
+    if phase is Phase.ONLINE:
+        assert (answer.view.ended_at, answer.view.event_at) == (200.0, None)
+
+
+def test_silence_does_not_end_an_outage():
+    """Unknown power in an outage is the outage."""
+    assert Phase.ON_BATTERY is step(at(Phase.ON_BATTERY), Power(None, online_since=0.0, runway_s=500.0)).phase
+
+
+# ---- flushing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("flush", "word"), [
+    (DONE, "every rank is durable"), (LOST, "not everything is durable: gpt: rank 1 died"), (NOBODY, "no rank is left"),
+])  # fmt: skip
+@pytest.mark.parametrize("power", [OFF, ON, replace(OFF, on_battery=None)])
+def test_a_flush_that_is_over_parks(flush: FlushView, word: str, power: Power):
+    """Whatever the power does, a flush that is done, or as done as it gets, ends in PARKED."""
+    answer = step(at(Phase.FLUSHING), power, flush)
+
+    assert Phase.PARKED is answer.phase
+    assert word in answer.reason
+
+
+def test_a_stop_is_not_withdrawn_when_mains_are_back():
+    """The flush goes on with mains back, until `flush_max_s`; then it is given up with the reason."""
+    view = at(Phase.FLUSHING)
+
+    assert Phase.FLUSHING is step(view, ON, BUSY, now=699.9).phase
+    given_up = step(view, ON, BUSY, now=700.0)
+    assert Phase.ONLINE is given_up.phase
+    assert "given up" in given_up.reason
+    assert "rank 1 not yet durable" in given_up.reason
+    assert Phase.FLUSHING is step(view, replace(ON, online_since=691.0), BUSY, now=700.0).phase
+
+
+@pytest.mark.parametrize(("power", "took", "halts"), [
+    (replace(OFF, idle_runway_s=55.0), 21.9, False),  # nearly spent, but the flush is within its plan
+    (replace(OFF, idle_runway_s=55.0), 22.0, True),
+    (replace(OFF, idle_runway_s=55.1), 500.0, False),
+    (replace(OFF, idle_runway_s=10.0), 11.9, True),  # 10.1 s to go, 10 s left: can't be done
+    (replace(OFF, idle_runway_s=10.0), 12.0, False),  # just so
+    (replace(OFF, halt_now="battery at 1.80 V"), 21.9, False),
+    (replace(OFF, halt_now="battery at 1.80 V"), 22.0, True),
+    (replace(OFF, blind_s=20.0), 22.0, True),
+    (replace(OFF, blind_s=19.9), 22.0, False),
+    (replace(OFF, idle_runway_s=None, runway_s=None), 599.9, False),
+    (replace(OFF, idle_runway_s=None, runway_s=None), 600.0, True),
+    (replace(ON, idle_runway_s=0.0), 599.0, False),
+    (replace(OFF, on_battery=None, idle_runway_s=10.0), 30.0, True),
+])  # fmt: skip
+def test_halting_in_the_middle_of_a_flush(power: Power, took: float, halts: bool):
+    """Only when power is nearly gone and the flush is late or can't be done in time; it says what isn't durable."""
+    answer = step(at(Phase.FLUSHING), power, BUSY, now=100.0 + took)
+
+    assert halts == (answer.phase is Phase.HALTING)
+    if halts:
+        assert "not durable: gpt: rank 1 not yet durable" in answer.reason
+
+
+# ---- parked ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("power", "parked_s", "halts"), [
+    (replace(OFF, idle_runway_s=55.0), 1.0, True),
+    (replace(OFF, idle_runway_s=55.1), 1.0, False),
+    (replace(OFF, halt_now="low battery (LB) while parked"), 1.0, True),
+    (replace(OFF, blind_s=20.0), 1.0, True),
+    (replace(OFF, blind_s=19.9), 1.0, False),
+    (OFF, 899.9, False),
+    (OFF, 900.0, True),
+    (replace(OFF, on_battery=None), 900.0, True),
+    (replace(ON, online_since=999.0, idle_runway_s=0.0, halt_now="x", blind_s=99.0), 900.0, False),
+])  # fmt: skip
+def test_when_a_parked_node_halts(power: Power, parked_s: float, halts: bool):
+    """On the idle bound, a strong signal, blindness or the longest wait; never on line power."""
+    assert halts == (step(at(Phase.PARKED), power, DONE, now=100.0 + parked_s).phase is Phase.HALTING)
+
+
+def test_a_halt_says_what_was_lost():
+    """The reason of the halt names what isn't durable."""
+    assert "not durable: gpt: rank 1 died" in step(at(Phase.PARKED), replace(OFF, idle_runway_s=1.0), LOST).reason
+
+
+@pytest.mark.parametrize(("since", "flush", "now", "phase"), [
+    (190.1, DONE, 200.0, Phase.PARKED),
+    (190.0, DONE, 200.0, Phase.ONLINE),
+    (100.0, BUSY, 200.0, Phase.PARKED),
+    (100.0, BUSY, 700.0, Phase.ONLINE),
+])  # fmt: skip
+def test_parked_ranks_resume(since: float, flush: FlushView, now: float, phase: Phase):
+    """After resume_after_s of mains, once a late job's flush is done (or has taken too long)."""
+    assert phase is step(at(Phase.PARKED), replace(ON, online_since=since), flush, now=now).phase
+
+
+def test_parked_by_the_operator():
+    """Held ranks stay parked on mains; an outage in the meantime runs from its own beginning and may halt the node."""
+    view = at(Phase.PARKED, held=True, event_at=None)
+
+    assert Phase.PARKED is step(view, ON, DONE, now=99999.0).phase
+    out = step(view, replace(OFF, since=5000.0), DONE, now=5001.0)
+    assert (out.phase, out.view.event_at) == (Phase.PARKED, 5000.0)
+    assert Phase.HALTING is step(out.view, replace(OFF, since=5000.0), DONE, now=5900.0).phase
+    over = step(out.view, replace(ON, online_since=5100.0), DONE, now=5200.0)
+    assert (over.phase, over.view.event_at, over.view.ended_at) == (Phase.PARKED, None, 5200.0)
+
+
+# ---- FSD -------------------------------------------------------------------------------------------
+
+
+def test_fsd_from_anywhere():
+    """A new FSD stops training in any phase, on mains too, and leads to the halt: at once when all is durable, after
+    `fsd_s` at the latest."""
+    commanded = replace(ON, fsd="ups")
+    stopped = step(at(Phase.ONLINE), commanded, now=200.0)
+
+    assert (stopped.phase, stopped.view.fsd_at) == (Phase.FLUSHING, 200.0)
+    assert Phase.FLUSHING is step(at(Phase.ON_BATTERY), replace(OFF, fsd="ups"), now=200.0).phase
+    assert Phase.FLUSHING is step(stopped.view, commanded, BUSY, now=214.9).phase
+    assert Phase.HALTING is step(stopped.view, commanded, BUSY, now=215.0).phase
+    parked = step(stopped.view, commanded, DONE, now=205.0)
+    assert Phase.PARKED is parked.phase
+    assert Phase.HALTING is step(parked.view, commanded, DONE, now=205.2).phase
+    assert Phase.HALTING is step(parked.view, ON, DONE, now=205.2).phase  # it can't be taken back
+    assert Phase.PARKED is step(at(Phase.ONLINE), commanded, NOBODY).phase
+
+
+# ---- halting ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", [OFF, ON, replace(ON, online_since=0.0)])
+def test_halting_is_committed(power: Power):
+    """Ranks quiesce, leave, and the power goes off once, whether mains come back or not."""
+    alive = replace(DONE, quiet=False, gone=False)
+    view = at(Phase.HALTING)
+
+    assert step(view, power, alive, now=109.9).orders == ()
+    assert step(view, power, alive, now=109.9).view.exit_at is None
+    late = step(view, power, alive, now=110.0)
+    assert late.view.exit_at == 110.0
+    quiet = step(view, power, replace(alive, quiet=True), now=101.0)
+    assert quiet.view.exit_at == 101.0
+    assert step(quiet.view, power, replace(alive, quiet=True), now=110.9).orders == ()
+    assert step(quiet.view, power, replace(alive, quiet=True), now=111.0).orders == (Do.HALT,)
+    off = step(quiet.view, power, NOBODY, now=102.0)
+    assert (off.orders, off.view.halted_at) == ((Do.HALT,), 102.0)
+    assert step(off.view, power, NOBODY, now=9999.0).orders == ()
+    assert Phase.HALTING is step(off.view, power, NOBODY, now=9999.0).phase
+
+
+def test_an_fsd_hurries_the_halt():
+    """With a primary waiting, ranks have two seconds instead of ten."""
+    alive = replace(DONE, quiet=False, gone=False)
+
+    assert step(at(Phase.HALTING, fsd_at=90.0), OFF, alive, now=102.0).view.exit_at == 102.0
+
+
+def test_a_dry_run_comes_back():
+    """Only the shell's word that nothing was powered off leads out of HALTING, and only with mains."""
+    view = at(Phase.HALTING, exit_at=101.0, halted_at=102.0)
+    dry = ask(DRY_RUN, view).view
+
+    assert dry.dry
+    assert Phase.HALTING is step(view, ON, NOBODY).phase
+    assert Phase.HALTING is step(dry, OFF, NOBODY).phase
+    assert Phase.ONLINE is step(dry, ON, NOBODY).phase
+    assert ask(DRY_RUN, at(Phase.HALTING)).refused
+
+
+# ---- commands --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("verb", "view", "power", "flush", "phase", "word"), [
+    ("flush", at(Phase.ONLINE), ON, IDLE, Phase.ONLINE, ""),
+    ("flush", at(Phase.ON_BATTERY), OFF, IDLE, Phase.ON_BATTERY, ""),
+    ("flush", at(Phase.ONLINE), ON, BUSY, Phase.ONLINE, "is being carried out"),
+    ("flush", at(Phase.ONLINE), ON, NOBODY, Phase.ONLINE, "no job"),
+    ("flush", at(Phase.FLUSHING), OFF, BUSY, Phase.FLUSHING, "saves everything already"),
+    ("flush", at(Phase.PARKED), OFF, DONE, Phase.PARKED, "saves everything already"),
+    ("flush", at(Phase.HALTING), OFF, DONE, Phase.HALTING, "is halting"),
+    ("park", at(Phase.ONLINE), ON, IDLE, Phase.FLUSHING, ""),
+    ("park", at(Phase.ON_BATTERY), OFF, IDLE, Phase.FLUSHING, ""),
+    ("park", at(Phase.ONLINE), ON, NOBODY, Phase.PARKED, ""),
+    ("park", at(Phase.FLUSHING), OFF, BUSY, Phase.FLUSHING, ""),
+    ("park", at(Phase.PARKED), ON, DONE, Phase.PARKED, ""),
+    ("park", at(Phase.PARKED, held=True), ON, DONE, Phase.PARKED, "already"),
+    ("park", at(Phase.HALTING), OFF, DONE, Phase.HALTING, "is halting"),
+    ("resume", at(Phase.PARKED, held=True), ON, DONE, Phase.ONLINE, ""),
+    ("resume", at(Phase.PARKED), ON, DONE, Phase.ONLINE, ""),
+    ("resume", at(Phase.PARKED, held=True), OFF, DONE, Phase.PARKED, ""),
+    ("resume", at(Phase.PARKED), OFF, DONE, Phase.PARKED, "by itself"),
+    ("resume", at(Phase.PARKED, fsd_at=1.0), ON, DONE, Phase.PARKED, "FSD"),
+    ("resume", at(Phase.FLUSHING, held=True), ON, BUSY, Phase.FLUSHING, ""),
+    ("resume", at(Phase.FLUSHING), ON, BUSY, Phase.FLUSHING, "never withdrawn"),
+    ("resume", at(Phase.ONLINE), ON, IDLE, Phase.ONLINE, "nothing is parked"),
+    ("resume", at(Phase.HALTING), ON, DONE, Phase.HALTING, "is halting"),
+    ("reboot", at(Phase.ONLINE), ON, IDLE, Phase.ONLINE, "known are flush, park, resume"),
+    (DRY_RUN, at(Phase.ONLINE), ON, IDLE, Phase.ONLINE, "no halt was ordered"),
+])  # fmt: skip
+def test_commands(  # noqa: PLR0917
+    verb: str, view: PhaseView, power: Power, flush: FlushView, phase: Phase, word: str
+):
+    """Each command in each phase: done, or refused with a reason."""
+    answer = ask(verb, view, power, flush)
+
+    assert phase is answer.phase
+    assert bool(word) == answer.refused
+    assert word in answer.reason
+    if answer.refused:
+        assert (view, ()) == (answer.view, answer.orders)
+
+
+# ---- always and never ------------------------------------------------------------------------------
+
+instants = st.none() | st.floats(0.0, 1000.0)
+amounts = st.none() | st.floats(0.0, 5000.0)
+views = st.builds(
+    PhaseView, phase=st.sampled_from(Phase), phase_since=st.floats(0.0, 1000.0), event_at=instants, ended_at=instants,
+    snapshot_at=instants, fsd_at=instants, held=st.booleans(), exit_at=instants, halted_at=instants, dry=st.booleans(),
+)  # fmt: skip
+powers = st.builds(
+    Power, on_battery=st.none() | st.booleans(), since=instants, online_since=instants, runway_s=amounts,
+    idle_runway_s=amounts, save_now=st.sampled_from(["", "LB"]), halt_now=st.sampled_from(["", "LB"]),
+    fsd=st.sampled_from(["", "ups"]), blind_s=amounts,
+)  # fmt: skip
+flushes = st.builds(
+    FlushView, state=st.sampled_from(Flush), underway=st.booleans(), failed=st.booleans(), quiet=st.booleans(),
+    gone=st.booleans(), strays=st.booleans(),
+)  # fmt: skip
+
+
+@given(views, powers, flushes, st.floats(0.0, 20.0))
+def test_no_halt_on_mains(view: PhaseView, power: Power, flush: FlushView, more: float):
+    """From whatever view: with mains there and no FSD nothing enters HALTING, and a stop isn't begun by itself."""
+    power = replace(power, on_battery=False, fsd="")
+    view = replace(view, fsd_at=None)
+    answer = step(view, power, flush, now=1000.0 + more)
+
+    if view.phase is not Phase.HALTING:
+        assert answer.phase is not Phase.HALTING
+        assert Do.HALT not in answer.orders
+    if view.phase in (Phase.ONLINE, Phase.ON_BATTERY):
+        assert answer.phase in (Phase.ONLINE, Phase.ON_BATTERY)
+
+
+@given(views, powers, flushes, st.floats(0.0, 20.0))
+def test_back_online_needs_mains(view: PhaseView, power: Power, flush: FlushView, more: float):
+    """Nothing but mains leads to ONLINE, and every answer has its reason."""
+    answer = step(view, power, flush, now=1000.0 + more)
+
+    assert answer.reason
+    if answer.phase is Phase.ONLINE and view.phase is not Phase.ONLINE:
+        assert power.on_battery is False
+        assert power.online_since is not None
+        assert 1000.0 + more - power.online_since >= POLICY.resume_after_s
+    if answer.phase is view.phase:
+        assert answer.view.phase_since == view.phase_since
+
+
+@given(powers, flushes, st.floats(0.0, 400.0), st.floats(0.0, 400.0))
+def test_less_runway_never_stops_later(power: Power, flush: FlushView, one: float, other: float):
+    """If a runway makes ranks stop, so does every shorter one."""
+    power = replace(power, on_battery=True, fsd="", save_now="", blind_s=None)
+    view = at(Phase.ON_BATTERY, snapshot_at=150.0)
+    less, more = sorted((one, other))
+
+    stopped = step(view, replace(power, runway_s=more), flush).phase is not Phase.ON_BATTERY
+    if stopped:
+        assert step(view, replace(power, runway_s=less), flush).phase is not Phase.ON_BATTERY
+
+
+# ---- the whole decision ----------------------------------------------------------------------------
+
+
+def heard(state: State, status: str, now: float, *, verbs: tuple[str, ...] = ()) -> Observation:
+    """One poll."""
+    variables = {"ups.status": status, "battery.charge": "90", "battery.runtime": "900", "ups.load": "40"}
+    sample = Sample("ups", now, Comm.OK, variables)
+    return Observation(samples=(sample,), commands=tuple(Command(verb) for verb in verbs))
+
+
+def test_events_have_names_of_their_own():
+    """Each outage is a new event, named for files; between them there is none."""
+    state, names = initial("4c6f-BOOT", 0.0), []
+    for now, status in ((1.0, "OL"), (2.0, "OB"), (4.0, "OL"), (20.0, "OL"), (21.0, "OB")):
+        state = decide(POLICY, state, heard(state, status, now), now).state
+        names.append(state.event)
+
+    assert names == ["", "4c6fboot-1", "4c6fboot-1", "", "4c6fboot-2"]
+    assert event_id("///", 7) == "boot-7"
+
+
+def test_people_are_told_once():
+    """A phase is announced when it is entered, a trouble when it comes, and not at every poll."""
+    state, told = initial("boot", 0.0), []
+    for i in range(40):
+        now = 1.0 + i
+        status = "OL LB" if i < 10 else "OB"
+        decision = decide(POLICY, state, heard(state, status, now), now)
+        state = decision.state
+        told += [action.text for action in decision.actions if isinstance(action, Announce)]
+
+    assert sum("low battery (LB) on line" in text for text in told) == 1
+    assert sum(text.startswith("on battery: ") for text in told) == 1
+    assert len(told) <= 4
+
+
+def test_commands_are_answered():
+    """Every command gets one answer that says whether it was refused; two at once are both answered."""
+    state = decide(POLICY, initial("boot", 0.0), heard(initial("boot", 0.0), "OL", 1.0), 1.0).state
+    decision = decide(POLICY, state, heard(state, "OL", 2.0, verbs=("resume", "park", "dance")), 2.0)
+    answers = {
+        action.facts["command"]: action.facts["refused"]
+        for action in decision.actions
+        if isinstance(action, Announce) and "command" in action.facts
+    }
+
+    assert answers == {"resume": True, "park": False, "dance": True}
+    assert Phase.PARKED is decision.state.phase  # nobody to flush
+
+
+def ranks_of(world: World, kind: type[object]) -> set[tuple[str, int]]:
+    """Who was sent a message of that kind."""
+    return {
+        (action.job, action.rank)
+        for entry in world.entries
+        for action in entry.decision.actions
+        if isinstance(action, Send) and isinstance(action.message, kind)
+    }
+
+
+def test_a_night_of_two_jobs():
+    """Both jobs are greeted, noticed, stopped, quiesced and sent away with the code to requeue on; one power-off."""
+    feed = SimFeed("ups")
+    jobs = (JobSpec("a", 2, RankSpec(write_s=2.0)), JobSpec("b", 1, RankSpec(write_s=3.0)))
+    world = World(replace(POLICY, on_battery="park", park_max_s=30.0), jobs=jobs, feeds=(feed,), begin_at=0.0)
+    world.at(10.0, lambda: feed.say({"ups.status": "OB DISCHRG"}))
+    world.run(120.0)
+    everybody = {("a", 0), ("a", 1), ("b", 0)}
+
+    for kind in (Welcome, Notice, Prepare, Quiesce, Exit):
+        assert everybody == ranks_of(world, kind), kind.__name__
+    halts = [action for entry in world.entries for action in entry.decision.actions if isinstance(action, Halt)]
+    assert [halt.reason for halt in halts] == ["halt: parked on battery for 30 s, at most 30 s"] or len(halts) == 1
+    assert {75} == {rank.left_with for rank in world.ranks.values()}
+    assert all(world.newest(name) is not None for name in ("a", "b"))
+
+
+def test_poll_wait_is_slow_far_away_and_fast_near():
+    """Bounded both ways: `poll_online_s` at rest, FAST_S while something is underway or about to happen."""
+    feed = SimFeed("ups")
+    world = World(POLICY, jobs=(JobSpec("gpt", 2, RankSpec(write_s=3.0)),), feeds=(feed,), begin_at=0.0)
+    waits: dict[Phase, list[float]] = {phase: [] for phase in Phase}
+    world.at(30.0, lambda: feed.say({"ups.status": "OB DISCHRG"}))
+    world.at(90.0, lambda: world.command("park"))
+    world.at(130.0, lambda: feed.say({"ups.status": "OL"}))
+    world.at(150.0, lambda: world.command("resume"))
+    for second in range(1, 200):
+        world.run(float(second))
+        waits[world.phase].append(poll_wait(POLICY, world.state, world.now))
+
+    assert max(waits[Phase.ONLINE]) == POLICY.poll_online_s
+    assert max(waits[Phase.ON_BATTERY]) == POLICY.poll_battery_s
+    assert set(waits[Phase.FLUSHING]) == {FAST_S}
+    assert FAST_S in waits[Phase.ON_BATTERY]
+    assert all(FAST_S <= wait <= POLICY.poll_online_s for each in waits.values() for wait in each)
