@@ -247,14 +247,16 @@ def _unlucky(policy: Policy, order: Order, now: float) -> Order:
 
 
 def _sealing(policy: Policy, job: Job, order: Order, now: float) -> Order:
-    """Who is to write the seal: the lowest living rank, and the next one whenever it dies or doesn't answer in time."""
+    """SEALED once somebody wrote it; else who is to: the lowest living rank, another if it dies or doesn't answer."""
+    if order.sealed_by >= 0:
+        return _to(order, Stage.SEALED, now)
     alive = [rank for rank in living(job) if rank in order.parts]
     asked = order.sealer in alive and now - order.sealer_at < policy.seal_max_s
     if asked:
         return order
     if not alive or order.seal_tries >= SEAL_TRIES:
         why = "no rank wrote the seal; the generation is whole by its records"
-        return _to(replace(order, sealer=-1, why=why), Stage.SEALED, now)
+        return _to(replace(order, why=why), Stage.SEALED, now)
     above = [rank for rank in alive if rank > order.sealer]
     sealer = above[0] if above else alive[0]
     return replace(order, sealer=sealer, sealer_at=now, seal_tries=order.seal_tries + 1)
@@ -271,7 +273,7 @@ def _sealed_too(policy: Policy, job: Job, order: Order, now: float) -> Outcome:
         order = _sealing(policy, job, order, now)
     if order.stage is Stage.SEALED:
         done = all(order.parts[rank].sealed for rank in living(job) if rank in order.parts)
-        if done or order.sealer < 0 or now - order.stage_at >= policy.seal_max_s:
+        if done or order.sealed_by < 0 or now - order.stage_at >= policy.seal_max_s:
             job, told = _record(job, order, now)
             return replace(job, earlier=None), tuple(told)
     return replace(job, earlier=order), ()
@@ -285,7 +287,7 @@ def _record(job: Job, order: Order, now: float) -> tuple[Job, list[Actions]]:
         "job": job.name,
         "step": order.step,
         "generation": order.generation,
-        "sealed_by": order.sealer if order.sealer >= 0 else None,
+        "sealed_by": order.sealed_by if order.sealed_by >= 0 else None,
         "took_s": round(now - order.ordered_at, 3),
     }
     level, text = ("info", "generation is durable") if not order.why else ("warning", order.why)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from powerguard.core.job import Due, Job, Member, Order, Part, Stage
+from powerguard.core.job import Call, Due, Job, Member, Order, Part, Stage
 from powerguard.core.messages import (
     Ack,
     Beat,
@@ -62,10 +62,18 @@ def registered(job: Job | None, report: RankReport, hello: Hello) -> Job:
         order=_reintroduced(job, job.order, hello.rank, same=same),
         earlier=_reintroduced(job, job.earlier, hello.rank, same=same),
     )
-    if job.quiesce is not None and (not same or hello.rank in job.quiesce.waiting):
-        waiting = {**job.quiesce.waiting, hello.rank: Due()}
-        job = replace(job, quiesce=replace(job.quiesce, waiting=waiting))
-    return job
+    return replace(
+        job,
+        quiesce=_called_too(job.quiesce, hello.rank, same=same),
+        leave=_called_too(job.leave, hello.rank, same=same),
+    )
+
+
+def _called_too(call: Call | None, rank: int, *, same: bool) -> Call | None:
+    """A process that comes late must be called as well; one that has answered needn't be again."""
+    if call is None or (same and rank not in call.waiting):
+        return call
+    return replace(call, waiting={**call.waiting, rank: Due()})
 
 
 def newer(old: Pace, new: Pace) -> Pace:
@@ -74,23 +82,23 @@ def newer(old: Pace, new: Pace) -> Pace:
 
 
 def _reintroduced(job: Job, order: Order | None, rank: int, *, same: bool) -> Order | None:
-    """The order after a (re)registration: it is told anew, and a replaced process can't deliver what the old one owed.
+    """The order after a (re)registration: told again at once, and a new process can't deliver what an old one owed.
 
-    An order none of whose processes lives any more is nobody's: None.
+    An order that no living process was given is nobody's: None.
     """
     if order is None:
         return None
     part = order.parts.get(rank, Part())
     if same:
-        part = replace(part, asked="", due=Due())
+        part = replace(part, due=Due())
     elif order.stage is Stage.PREPARE:
         part = Part()
     else:
         trouble = part.trouble if part.trouble or part.shard is not None else f"rank {rank} was started anew"
         part = replace(part, anew=True, parked=False, decided=False, trouble=trouble, asked="", due=Due())
     order = replace(order, parts={**order.parts, rank: part})
-    old_ones = (r for r, p in order.parts.items() if not p.anew and r in job.members and job.members[r].alive)
-    return order if any(True for _ in old_ones) else None
+    given = (r for r, p in order.parts.items() if p.asked and r in job.members and job.members[r].alive)
+    return order if any(True for _ in given) else None
 
 
 def heard(job: Job, report: RankReport, member: Member) -> tuple[Job, tuple[Actions, ...]]:
@@ -160,7 +168,8 @@ def _done(order: Order | None, rank: int, message: FromRank, at: float) -> Order
     elif isinstance(message, Parked):
         part = replace(part, parked=True, decided=True)
     elif isinstance(message, SealWritten):
-        return _seal_written(order, rank, message, at)
+        written = order.stage is Stage.SEALING and message.generation == order.generation
+        return replace(order, sealed_by=rank) if written else order
     elif isinstance(message, (Staged, Shard, Missed, Failed)):
         if order.stage is Stage.PREPARE or (isinstance(message, (Staged, Shard)) and message.step != order.step):
             return order  # a lone save, or a rank that speaks of a decision that this daemon has lost
@@ -174,6 +183,8 @@ def _done(order: Order | None, rank: int, message: FromRank, at: float) -> Order
 
 def _delivered(part: Part, rank: int, message: Staged | Shard | Missed | Failed, at: float) -> Part:
     part = replace(part, decided=True)
+    if part.anew:
+        return part  # the state of another process doesn't belong into this generation
     if isinstance(message, Staged):
         return part if part.staged_at is not None else replace(part, staged_at=at)
     if isinstance(message, Shard):
@@ -185,13 +196,6 @@ def _delivered(part: Part, rank: int, message: Staged | Shard | Missed | Failed,
     if isinstance(message, Missed):
         return replace(part, missed=True, trouble=f"rank {rank} missed the stop step: {message.why}")
     return replace(part, failed=True, trouble=f"rank {rank} couldn't write: {message.why}")
-
-
-def _seal_written(order: Order, rank: int, message: SealWritten, at: float) -> Order:
-    """The order, sealed; a late answer of a rank asked earlier counts as well."""
-    if order.stage is not Stage.SEALING or message.generation != order.generation:
-        return order
-    return replace(order, stage=Stage.SEALED, stage_at=at, sealer=rank)
 
 
 def paged(job: Job, page: PageReport) -> Job:

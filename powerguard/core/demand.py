@@ -110,10 +110,11 @@ def _demand(policy: Policy, job: Job, order: Order, rank: int) -> ToRank | None:
     if order.stage is Stage.SEALING and rank == order.sealer:
         shards = tuple(p.shard for _, p in sorted(order.parts.items()) if p.shard is not None)
         return Seal(order.seq, order.step, order.generation, job.world_size, shards)
-    if order is job.order and order.step >= 0 and not _obeyed(order, part):
-        return Decide(order.seq, order.purpose, order.plan, order.step, order.generation, order.budget_s)
-    if order.stage is Stage.SEALED and order.sealer >= 0 and not part.sealed:
+    if order.stage is Stage.SEALED and order.sealed_by >= 0 and not part.sealed:
         return Sealed(order.seq, order.step, order.generation)
+    if order is job.order and order.step >= 0 and not _obeyed(order, part):
+        plan = Plan.DURABLE if part.anew else order.plan
+        return Decide(order.seq, order.purpose, plan, order.step, order.generation, order.budget_s)
     return None
 
 
@@ -121,5 +122,5 @@ def _obeyed(order: Order, part: Part) -> bool:
     """The rank has done what the decision asks of it, or has said that it won't: there is no more to ask for."""
     if not part.decided:
         return order.stage is Stage.LOST and order.purpose is Purpose.SNAPSHOT
-    delivered = part.shard is not None or bool(part.trouble) or order.plan is not Plan.FRESH
+    delivered = part.shard is not None or bool(part.trouble) or part.anew or order.plan is not Plan.FRESH
     return delivered and (order.purpose is Purpose.SNAPSHOT or part.parked)

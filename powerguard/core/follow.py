@@ -272,7 +272,8 @@ def _decide(f: Follower, message: Decide, place: Place, now: float) -> tuple[Fol
         f = _overtaken(f)
         duty = Duty(message.seq, message.purpose, reason="", tag="")
     duty = replace(duty, decide=message, held_at=None, done=False)
-    f = _with(f, duty)
+    heard = tuple(u for u in f.unheard if not isinstance(u.deed, Promise))  # a decision answers every promise
+    f = replace(f, duty=duty, unheard=heard)
     if place.edge <= message.step or duty.did(Shard) or duty.did(Staged):
         return f, (ack, *duty.deeds)
     missed = Missed(message.seq, place.step, f"step {place.step} is past the stop step {message.step}")

@@ -68,7 +68,7 @@ class Part(Struct, frozen=True, omit_defaults=True):
     shard: ShardRecord | None = None  # durable
     parked: bool = False
     sealed: bool = False  # it knows that the generation is sealed
-    anew: bool = False  # the process that was given the order was replaced by another
+    anew: bool = False  # its process came after the decision: it is only asked to park
     missed: bool = False  # it was past the stop step
     failed: bool = False  # it tried and couldn't
     trouble: str = ""  # why its shard will not come, in words
@@ -101,7 +101,8 @@ class Order(Struct, frozen=True, omit_defaults=True):
     plan: Plan = Plan.FRESH
     step: int = -1  # the stop step T, once decided; never moved
     generation: str = ""
-    sealer: int = -1  # the rank asked to seal; -1 = none, also when all were asked in vain
+    sealer: int = -1  # the rank asked to seal
+    sealed_by: int = -1  # the rank that wrote the seal; a late answer of one asked earlier counts as well
     sealer_at: float = 0.0
     seal_tries: int = 0
     why: str = ""  # what was lost, or what is odd, in words
@@ -165,11 +166,12 @@ class Job(Struct, frozen=True, omit_defaults=True):
 
     @property
     def again(self) -> bool:
-        """The order is lost, and a new one may well succeed: every rank lives and none failed to write."""
+        """The order is lost because a rank came late to it; a new one may succeed: all live, none failed to write."""
         order = self.order
-        if order is None or order.stage is not Stage.LOST or order.over or order.plan is not Plan.FRESH:
+        if order is None or order.stage is not Stage.LOST or order.over:
             return False
-        return complete(self) and not any(part.failed for part in order.parts.values())
+        parts = order.parts.values()
+        return complete(self) and any(p.trouble for p in parts) and not any(p.failed for p in parts)
 
     @property
     def alive(self) -> bool:
