@@ -2,7 +2,7 @@
 
 Words are split at blanks; a word in double quotes may hold blanks, and in it a backslash takes the next
 character as it is. Bytes are UTF-8 with `surrogateescape`: NUT defines no encoding, and one odd byte in a
-model name must not cost a reading.
+model name must not cost a reading. (upsd 2.8.0 itself drops what isn't ASCII, on its way in and out.)
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ LINE_MAX_BYTES = 8192
 
 _WORD = re.compile(r'[ \t]*(?:"([^"\\]*(?:\\.[^"\\]*)*)"|([^ \t"\\]+))(?=[ \t]|\Z)', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_TO_ESCAPE = re.compile(r'["\\#]')
 _PLAIN = re.compile(r"[A-Za-z0-9._:+-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_NAME = re.compile(r"""[^\s@"'\\\x00-\x1f\x7f]+""")
+_NAME = re.compile(r"""[!#-&(-?A-\[\]-~]+""")  # printable ASCII but for @ " ' and backslash
 _HOST = re.compile(r"""[^\s@"'\\\[\]\x00-\x1f\x7f]+""")
 _BRACKETED = re.compile(r"\[([^\[\]]+)\](?::(.*))?")
 
@@ -56,7 +57,8 @@ def quote(word: str) -> str:
         raise ValueError("a word of the NUT protocol can't hold control characters")
     if _PLAIN.fullmatch(word):
         return word
-    return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    # an unescaped # in quotes is a parse error, which upsd 2.8.0 answers with silence
+    return '"' + _TO_ESCAPE.sub(r"\\\g<0>", word) + '"'
 
 
 def decode(line: bytes) -> str:
@@ -86,7 +88,7 @@ class UpsAddress(Struct, frozen=True, order=True):
         """Reads `ups`, `ups@host`, `ups@host:port`, `ups@[::1]` or `ups@[::1]:port`. Raises ConfigError."""
         ups, at, place = text.strip().partition("@")
         if not _NAME.fullmatch(ups):
-            raise _wrong(text, "the name before the @ is empty, or holds blanks or quotes")
+            raise _wrong(text, "the name before the @ is empty, or holds blanks, quotes or letters beyond ASCII")
         if not at:
             return cls(ups)
         bracketed = _BRACKETED.fullmatch(place)

@@ -94,7 +94,7 @@ class RealNut:
         self._values: dict[str, dict[str, str]] = {}
         self._edits: dict[str, int] = {}  # whole seconds given as mtime, by UPS
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._as_user = _nut_user()
+        self.as_user = _nut_user()
         self.directory = Path()
 
     # ---- life ------------------------------------------------------------------------------------
@@ -154,9 +154,21 @@ class RealNut:
         self._until(waits_for.exists, f"the driver of {ups} to open its socket", ups)
 
     def start_upsd(self) -> None:
-        """Starts upsd; returns when it listens."""
+        """Starts upsd; returns when it listens.
+
+        A dummy-ups 2.8.0 that outlived an upsd aborts at the next SET VAR, which writes to the dead connection; `set`,
+        which goes by the file, is safe.
+        """
         self._spawn("upsd", [str(self.upsd_program), "-F"])
         self._until(lambda: bool(self.ask("VER")), "upsd to listen", "upsd")
+
+    def start_upsmon(self, conf: str) -> None:
+        """Starts NUT's own client with *conf* as its upsmon.conf, in one process (-p): else its unprivileged half would
+        outlive the one that we end, and stay logged in.
+        """
+        _write(self.directory / "etc" / "upsmon.conf", conf)
+        self.give_away(self.directory / "etc" / "upsmon.conf")
+        self._spawn("upsmon", [str(find("upsmon")), "-F", "-p"])
 
     def stop(self, name: str, with_signal: signal.Signals = signal.SIGTERM) -> None:
         """Ends "upsd" or the driver of a UPS, and waits for its end."""
@@ -217,11 +229,14 @@ class RealNut:
             else:
                 self._values[name] = {}
                 self.set(name, what)
-        if self._as_user:
-            account = pwd.getpwnam(self._as_user)
-            for each in (etc, state, *etc.iterdir()):
-                os.chown(each, account.pw_uid, account.pw_gid)
+        self.give_away(etc, state, *etc.iterdir())
         state.chmod(0o770)
+
+    def give_away(self, *paths: Path) -> None:
+        if self.as_user:
+            account = pwd.getpwnam(self.as_user)
+            for each in paths:
+                os.chown(each, account.pw_uid, account.pw_gid)
 
     def _conf_lines(self) -> Iterator[str]:
         yield from ("maxretry = 1", "pollinterval = 1")
@@ -256,7 +271,7 @@ class RealNut:
         environment = dict(os.environ, **{key: str(self.directory / folder) for key, folder in folders.items()})
         with (self.directory / f"{name}.log").open("ab") as log:
             self._children[name] = subprocess.Popen(
-                command + (["-u", self._as_user] if self._as_user else []),
+                command + (["-u", self.as_user] if self.as_user else []),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

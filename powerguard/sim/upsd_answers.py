@@ -82,35 +82,40 @@ def quoted(value: str) -> str:
 def take_question(buffer: bytearray) -> list[str] | None:
     """Takes the next whole question off *buffer*; None while there is none.
 
-    The grammar of NUT's parseconf.c: a newline inside quotes belongs to the word, `#` starts a comment.
+    The grammar of NUT's parseconf.c: a question goes on while a quote is open, `#` starts a comment outside of
+    quotes and spoils the line (which then has no answer) inside, and what isn't printable ASCII is dropped.
     """
     found: list[bytearray] = []
     word: bytearray | None = None
     state = "between"
     for at, code in enumerate(buffer):
         char = bytes((code,))
+        kept = char if 0x20 <= code <= 0x7F else b""
         if state.endswith("literal"):
             state = state.removesuffix("-literal")
             assert word is not None
-            word += char
-        elif state == "quoted" and char != b'"':
+            word += kept
+        elif state == "quoted" and char not in b'"#':
             if char == b"\\":
                 state = "quoted-literal"
             else:
                 assert word is not None
-                word += char
+                word += kept
         elif char == b"\n":
+            if state == "spoilt":
+                found, word, state = [], None, "between"
+                continue
             del buffer[: at + 1]
-            return [bytes(each).decode("utf-8", "surrogateescape") for each in found]
-        elif state == "comment":
+            return [bytes(each).decode("ascii") for each in found]
+        elif state in ("comment", "spoilt"):
             continue
         elif char == b'"' and state == "between":
             state, word = "quoted", bytearray()
             found.append(word)
+        elif char == b"#":
+            state = "spoilt" if state == "quoted" else "comment"
         elif char.isspace() or state == "quoted":
             state, word = "between", None
-        elif char == b"#":
-            state = "comment"
         else:
             if word is None:
                 state, word = "bare", bytearray()
@@ -118,7 +123,7 @@ def take_question(buffer: bytearray) -> list[str] | None:
             if char == b"\\":
                 state = "bare-literal"
             else:
-                word += char
+                word += kept
     return None
 
 

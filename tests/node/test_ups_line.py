@@ -76,6 +76,14 @@ def test_bytes_are_kept(data):
     printable(decode(data)).encode("utf-8")
 
 
+def test_what_upsd_would_trip_over_is_escaped():
+    """Quotes, backslashes and # are escaped inside quotes; plain words stay plain."""
+    assert quote("ups.status") == "ups.status"
+    assert quote("OB LB") == '"OB LB"'
+    assert quote('a"b\\c#d') == r'"a\"b\\c\#d"'
+    assert quote("") == '""'
+
+
 def test_a_newline_cannot_be_sent():
     """A line break would be a second command; the error doesn't repeat what may be a password."""
     with pytest.raises(ValueError, match="control characters") as caught:
@@ -92,7 +100,11 @@ def test_a_newline_cannot_be_sent():
         ("ups@[::1]:3493", UpsAddress("ups", "::1", 3493), "ups@[::1]:3493"),
         ("ups@[fd00::5]", UpsAddress("ups", "fd00::5", 3493), "ups@[fd00::5]:3493"),
         ("ups@[fe80::1%eth0]:99", UpsAddress("ups", "fe80::1%eth0", 99), "ups@[fe80::1%eth0]:99"),
-        ("Akkü@host", UpsAddress("Akkü", "host", 3493), "Akkü@host:3493"),
+        (
+            "!#$%&+,-./:;<=>?^_`{|}~@host",
+            UpsAddress("!#$%&+,-./:;<=>?^_`{|}~", "host"),
+            "!#$%&+,-./:;<=>?^_`{|}~@host:3493",
+        ),
     ],
 )
 def test_addresses(text, address, full):
@@ -108,6 +120,7 @@ def test_addresses(text, address, full):
         "", "@", "@host", "ups@", "ups@:3493", "ups@host:", "ups@host:0", "ups@host:65536", "ups@host:http",
         "ups@host:²", "ups@::1", "ups@fd00::5:3493", "ups@[::1", "ups@[]:3493", "ups@[::1]3493", "ups@[::1]:",
         "a b@host", "ups1 @host", "ups1\nLIST UPS@host", 'u"ps@host', "ups@ho st", "ups@host@other", "ups@host\0",
+        "Akkü@host",
     ],
 )  # fmt: skip
 def test_addresses_that_are_none(text):
