@@ -1,157 +1,142 @@
-"""Messages to frames and back. Bytes only: no socket, no clock, no thread.
+"""Messages and frames: `[b"pg1", body]`, the body a MessagePack map whose `type` names the message. Bytes only, no socket.
 
-A message is two frames: the protocol's name, and a MessagePack body::
+Whatever comes in, a decoder answers with a message or raises `WireError`. Limits, both ways:
 
-    b"pg1"  {"type": "Promise", "seq": 17, "edge": 1204, ...}
+============================  =================  =====================================================
+what                          limit              why
+============================  =================  =====================================================
+frames                        2                  the sender's identity is the socket's business
+body from a rank              64 KiB             the largest is HELLO: three paths and some words
+body to a rank                4 MiB              SEAL names every shard: about 150 bytes a rank
+a string                      4,096 characters   PATH_MAX
+a list                        65,536 entries     ranks of a world
+a number                      finite, < 2**53    floats that JSON and arithmetic survive
+============================  =================  =====================================================
 
-What a peer of another version sends is refused with a sentence that says so; unknown fields are skipped, so that a
-field may be added within a version. Whatever bytes come in, the answer is a message or `WireError`, never anything else,
-and nothing larger than `BODY_MAX` is looked at.
-
-The control socket of a daemon carries JSON instead (`encode_ask` ... `decode_answer`): people look at it, and its
-answers grow with the node.
+A new field with a default keeps the version; anything else makes it `pg2`, and the error says who is older.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
+from urllib.parse import quote, unquote
 
 import msgspec
 
 from powerguard.core.messages import FromRank, Message, ToRank
 
-T = TypeVar("T")
-
-PROTOCOL = b"pg1"
-BODY_MAX = 1 << 20
-"""Bytes of a body. The largest message is SEAL, about 120 bytes a rank of the node: 8,000 ranks."""
-TEXT_MAX = 4096
-"""Characters of any text in a message; longer ones are refused: paths and reasons are shorter."""
-WORLD_MAX = 1 << 20
-"""Ranks of a job."""
-ASK_MAX = 64 << 10
-"""Bytes of a question on the control socket."""
-ANSWER_MAX = 16 << 20
-"""Bytes of an answer on the control socket."""
-
-
-class WireError(Exception):
-    """What came in isn't a message of this protocol; the text says what is wrong with it."""
-
+VERSION = b"pg1"
+FROM_RANK_BYTES = 64 * 1024
+TO_RANK_BYTES = 4 * 1024 * 1024
+STRING_CHARS = 4096
+LIST_ENTRIES = 65536
+NUMBER = 2**53
+IDENTITY_BYTES = 255
+"""ZeroMQ's own limit."""
 
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 _to_rank: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
 
+M = TypeVar("M")
+Frame = bytes | bytearray | memoryview
+
+
+class WireError(ValueError):
+    """Frames that aren't a message; the text says what is wrong with them."""
+
 
 def encode(message: Message) -> list[bytes]:
-    """The frames of *message*. Raises `WireError` if it is too large to be sent."""
-    body = _encoder.encode(message)
-    if len(body) > BODY_MAX:
-        raise WireError(f"{type(message).__name__} of {len(body)} bytes is over the limit of {BODY_MAX}")
-    return [PROTOCOL, body]
-
-
-def decode_from_rank(frames: Sequence[bytes]) -> FromRank:
-    """What a rank says. Raises `WireError`."""
-    return _checked(_decoded(frames, _from_rank))
-
-
-def decode_to_rank(frames: Sequence[bytes]) -> ToRank:
-    """What a daemon says. Raises `WireError`."""
-    return _checked(_decoded(frames, _to_rank))
-
-
-def _decoded(frames: Sequence[bytes], decoder: msgspec.msgpack.Decoder[T]) -> T:
-    if len(frames) != 2:
-        raise WireError(f"a message has 2 frames, not {len(frames)}")
-    protocol, body = bytes(frames[0]), frames[1]
-    if protocol != PROTOCOL:
-        if len(protocol) <= 8 and protocol.startswith(b"pg"):
-            raise WireError(f"the peer speaks {protocol!r}, this is {PROTOCOL!r}: install the same powerguard on both")
-        raise WireError("not a message of powerguard")
-    if len(body) > BODY_MAX:
-        raise WireError(f"a body of {len(body)} bytes is over the limit of {BODY_MAX}")
+    """The frames of *message*; raises `WireError` if its peer would refuse them."""
+    _checked(message)
     try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as err:
-        raise WireError(f"not a message: {str(err)[:200]}") from err
+        body = _encoder.encode(message)
+    except UnicodeEncodeError as error:
+        raise WireError(f"a string that isn't text: {error}") from None
+    limit = FROM_RANK_BYTES if isinstance(message, FromRank) and not isinstance(message, ToRank) else TO_RANK_BYTES
+    if len(body) > limit:
+        raise WireError(f"{type(message).__name__} of {len(body)} bytes, more than {limit}")
+    return [VERSION, body]
 
 
-def _checked(message: T) -> T:
-    """Text and ranks within limits, all the way down."""
-    for name, value in _leaves(message, ""):
-        if isinstance(value, str):
-            if len(value) > TEXT_MAX:
-                raise WireError(f"{name} is longer than {TEXT_MAX} characters")
-            if "\0" in value:
-                raise WireError(f"{name} has a NUL in it")
-        elif isinstance(value, float) and math.isnan(value):
-            raise WireError(f"{name} isn't a number")
-    world, rank = getattr(message, "world_size", 1), getattr(message, "rank", 0)
-    if not (0 < world <= WORLD_MAX and 0 <= rank < WORLD_MAX):
-        raise WireError(f"rank {rank} of {world} can't be")
+def decode_from_rank(frames: Sequence[Frame]) -> FromRank:
+    """The message that a rank sent; `WireError` and nothing else for anything that isn't one."""
+    return _decode(frames, _from_rank, FROM_RANK_BYTES)
+
+
+def decode_to_rank(frames: Sequence[Frame]) -> ToRank:
+    """The message that the daemon sent; `WireError` and nothing else for anything that isn't one."""
+    return _decode(frames, _to_rank, TO_RANK_BYTES)
+
+
+def _decode(frames: Sequence[Frame], decoder: msgspec.msgpack.Decoder[M], limit: int) -> M:
+    if len(frames) != 2:
+        raise WireError(f"{len(frames)} frames, not 2")
+    version, body = bytes(frames[0][:16]), frames[1]
+    if version != VERSION or len(frames[0]) != len(VERSION):
+        raise WireError(_strange(version))
+    if len(body) > limit:
+        raise WireError(f"a body of {len(body)} bytes, more than {limit}")
+    try:
+        message = decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+        raise WireError(f"not a message: {error}") from None
+    _checked(message)
     return message
 
 
-def _leaves(value: Any, name: str) -> list[tuple[str, Any]]:
-    if isinstance(value, msgspec.Struct):
-        return [leaf for field in value.__struct_fields__ for leaf in _leaves(getattr(value, field), field)]
-    if isinstance(value, tuple):
-        return [leaf for item in value for leaf in _leaves(item, name)]
-    return [(name, value)]
+def _strange(version: bytes) -> str:
+    """What to say of a first frame that isn't ours."""
+    match = re.fullmatch(rb"pg(\d{1,4})", version)
+    if match is None:
+        return f"not powerguard's protocol: it begins with {version!r}"
+    age = "newer" if int(match[1]) > int(VERSION[2:]) else "older"
+    return f"the peer's powerguard is {age}: it speaks {version.decode()}, this one {VERSION.decode()}"
 
 
-# ---- the control socket ----------------------------------------------------------------------------
+def _checked(value: Any) -> None:
+    """Raises `WireError` for a value beyond the limits, wherever it stands in a message."""
+    if isinstance(value, str):
+        if len(value) > STRING_CHARS:
+            raise WireError(f"a string of {len(value)} characters, more than {STRING_CHARS}")
+    elif isinstance(value, (int, float)):
+        if not math.isfinite(value) or abs(value) >= NUMBER:
+            raise WireError(f"a number out of range: {value}")
+    elif isinstance(value, (tuple, list)):
+        if len(value) > LIST_ENTRIES:
+            raise WireError(f"a list of {len(value)} entries, more than {LIST_ENTRIES}")
+        for entry in value:
+            _checked(entry)
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            _checked(getattr(value, name))
 
 
-class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A question or an order on the control socket: "status", "flush", "park", "resume"."""
-
-    verb: str
-    by: str = ""  # who asks, for the log
-
-
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """*ok* False: the order was refused; *text* says why. *data*: the status."""
-
-    ok: bool
-    text: str = ""
-    data: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-_ask: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
-_answer: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
-
-
-def encode_ask(ask: Ask) -> list[bytes]:
-    """The frames of a question."""
-    return [PROTOCOL, msgspec.json.encode(ask)]
-
-
-def encode_answer(answer: Answer) -> list[bytes]:
-    """The frames of an answer."""
-    return [PROTOCOL, msgspec.json.encode(answer)]
-
-
-def decode_ask(frames: Sequence[bytes]) -> Ask:
-    """A question. Raises `WireError`."""
-    return _json(frames, _ask, ASK_MAX)
-
-
-def decode_answer(frames: Sequence[bytes]) -> Answer:
-    """An answer. Raises `WireError`."""
-    return _json(frames, _answer, ANSWER_MAX)
-
-
-def _json(frames: Sequence[bytes], decoder: msgspec.json.Decoder[T], most: int) -> T:
-    if len(frames) != 2 or bytes(frames[0]) != PROTOCOL:
-        raise WireError("not of this protocol: install the same powerguard on both sides")
-    if len(frames[1]) > most:
-        raise WireError(f"{len(frames[1])} bytes are over the limit of {most}")
+def identity(job: str, rank: int) -> bytes:
+    """The fixed ZeroMQ identity of a rank: `job/rank`, the job percent-escaped; `WireError` if there is none."""
     try:
-        return decoder.decode(frames[1])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as err:
-        raise WireError(f"can't be read: {str(err)[:200]}") from err
+        name = f"{quote(job, safe='')}/{rank}".encode()
+    except UnicodeEncodeError:
+        name = b""
+    if not job or not name or len(name) > IDENTITY_BYTES or rank < 0:
+        raise WireError(
+            f"no identity for rank {rank} of job {job[:64]!r}: empty, negative or over {IDENTITY_BYTES} bytes"
+        )
+    return name
+
+
+def parse_identity(name: bytes) -> tuple[str, int]:
+    """Job and rank of an identity; raises `WireError` for any bytes that `identity` wouldn't have made."""
+    match = re.fullmatch(rb"([\x21-\x2e\x30-\x7e]{1,250})/(\d{1,9})", name)
+    if match is None:
+        raise WireError(f"not the identity of a rank: {name[:64]!r}")
+    try:
+        job = unquote(match[1].decode("ascii"), errors="strict")
+        if identity(job, int(match[2])) == name:
+            return job, int(match[2])
+    except UnicodeDecodeError:
+        pass
+    raise WireError(f"not the identity of a rank: {name[:64]!r}")
