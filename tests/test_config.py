@@ -197,6 +197,16 @@ def test_credentials_are_read_and_never_shown(tmp_path):
     assert "s3cr3t" not in "".join(describe_change(config, other))
 
 
+def test_a_policy_can_be_weighed_without_its_secrets():
+    """A configuration made for another machine loads where its password and certificate aren't."""
+    text = (
+        SMALL
+        + "user = 'mon'\npassword_file = '${CREDENTIALS_DIRECTORY}/nut'\ntls_ca = '/nowhere'\n[policy]\nmargin_s = 3"
+    )
+
+    assert loads(text, env={}, secrets=False).policy.margin_s == 3
+
+
 def test_battery_age_comes_from_its_date():
     """The day the battery was put in, as a date, a text or a month, becomes an age in years."""
     for written in ("2023-03-01", '"2023-03-01"', '"2023-03"'):

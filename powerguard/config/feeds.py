@@ -60,7 +60,7 @@ def feeds(reader: Reader) -> tuple[tuple[UpsConfig, ...], tuple[FeedPolicy, ...]
 def _ups(reader: Reader, table: dict[str, Any], where: str) -> UpsConfig:
     values = {k: reader.value(table, where, k, str, "") for k in ("name", "user", "password", "password_file")}
     tls_ca = reader.expand(f"{where}.tls_ca", reader.value(table, where, "tls_ca", str, ""))
-    if tls_ca and not os.access(tls_ca, os.R_OK):
+    if tls_ca and reader.secrets and not os.access(tls_ca, os.R_OK):
         reader.bad(f"{where}.tls_ca", f"{tls_ca} can't be read", "the path of a PEM file")
     secret = values["password"]
     if secret and values["password_file"]:

@@ -24,8 +24,13 @@ RUN_DIR_MAX_BYTES = 107 - len("/control.sock")
 _TABLES = ("node", "ups", "policy", "halt", "metrics", "log", "notify")
 
 
-def load(path: str | Path, *, env: Mapping[str, str] | None = None, today: date | None = None) -> Config:
-    """The configuration in the file *path*; ConfigError lists everything that is wrong with it."""
+def load(
+    path: str | Path, *, env: Mapping[str, str] | None = None, today: date | None = None, secrets: bool = True
+) -> Config:
+    """The configuration in the file *path*; ConfigError lists everything that is wrong with it.
+
+    Without *secrets* files of passwords and certificates are neither read nor missed: enough to weigh a policy.
+    """
     try:
         with Path(path).open("rb") as file:
             raw = file.read(FILE_MAX_BYTES + 1)
@@ -38,18 +43,25 @@ def load(path: str | Path, *, env: Mapping[str, str] | None = None, today: date 
         text = raw.decode()
     except UnicodeDecodeError as err:
         raise ConfigError(f"{path}: byte {err.start} isn't UTF-8", todo="save the file as UTF-8") from None
-    return loads(text, source=str(path), env=env, today=today)
+    return loads(text, source=str(path), env=env, today=today, secrets=secrets)
 
 
 def loads(
-    text: str, *, source: str = "<text>", env: Mapping[str, str] | None = None, today: date | None = None
+    text: str,
+    *,
+    source: str = "<text>",
+    env: Mapping[str, str] | None = None,
+    today: date | None = None,
+    secrets: bool = True,
 ) -> Config:
     """The configuration in *text*; *env* (CREDENTIALS_DIRECTORY) and *today* (ages) default to the process's."""
     try:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as err:
         raise ConfigError(f"{source}: not TOML: {err or 'nested too deeply'}", todo="mend the line named") from None
-    reader = Reader(raw, source, text, os.environ if env is None else env, today or datetime.now(tz=UTC).date())
+    reader = Reader(
+        raw, source, text, os.environ if env is None else env, today or datetime.now(tz=UTC).date(), secrets=secrets
+    )
     config = _config(reader)
     if reader.problems:
         problems = reader.problems

@@ -27,8 +27,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 class Reader:
     """One pass over one file; *wrong* holds the keys that a problem was reported for."""
 
-    def __init__(self, raw: dict[str, Any], source: str, text: str, env: Mapping[str, str], today: date) -> None:
-        self.raw, self.source, self.env, self.today = raw, source, env, today
+    def __init__(
+        self, raw: dict[str, Any], source: str, text: str, env: Mapping[str, str], today: date, *, secrets: bool
+    ) -> None:
+        self.raw, self.source, self.env, self.today, self.secrets = raw, source, env, today, secrets
         self._problems: list[tuple[int, str]] = []
         self.wrong: set[str] = set()  # relations don't speak of these again
         self._lines = lines(text)
@@ -96,6 +98,8 @@ class Reader:
 
     def secret(self, path: str, name: str) -> str:
         """The one line that the file *name* holds; "" with a problem reported."""
+        if not self.secrets:
+            return "not read"
         expanded = self.expand(path, name)
         if path in self.wrong:
             return ""
@@ -114,6 +118,8 @@ class Reader:
 
     def expand(self, path: str, text: str) -> str:
         """*text* with `${CREDENTIALS_DIRECTORY}` replaced; other variables are a problem."""
+        if not self.secrets:
+            return text
         for name in _VARIABLE.findall(text):
             if name != "CREDENTIALS_DIRECTORY":
                 self.bad(path, f"${{{name}}} isn't expanded here", "${CREDENTIALS_DIRECTORY} or a full path")

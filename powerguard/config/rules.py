@@ -26,6 +26,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "policy.park_max_s": (1, DAY_S),
     "policy.lb_polls": (1, 100),
     "policy.off_s": (1, DAY_S),
+    "policy.time_scale": (0.01, 1),
 }
 """Lowest and highest value by key; every other `_s` is 0 to a day."""
 
