@@ -1,4 +1,4 @@
-"""Messages and frames: `[b"pg1", body]`, the body a MessagePack map whose `type` names the message. Bytes only, no socket.
+"""Messages and frames: `[b"pg1", body]`, the body a MessagePack map whose `type` names the message. No socket here.
 
 Whatever comes in, a decoder answers with a message or raises `WireError`. Limits, both ways:
 

@@ -92,6 +92,20 @@ def test_a_damaged_message_is_a_message_or_a_wire_error(message, data):
             continue
 
 
+@pytest.mark.parametrize("frames", [[], [b"pg1"], [*wire.encode(Beat(1)), b""], [b"", *wire.encode(Beat(1))]])
+def test_two_frames_it_must_be(frames):
+    """A frame more or less is refused, even around a good message."""
+    with pytest.raises(wire.WireError, match="frames, not 2"):
+        wire.decode_from_rank(frames)
+
+
+@pytest.mark.parametrize("name", [b"a%62/0", b"job/007", b"job/", b"/0", b"job", b"a/b/0", b"\0abcd", b"job/-1"])
+def test_only_the_canonical_identity_parses(name):
+    """No two identities stand for one rank."""
+    with pytest.raises(wire.WireError):
+        wire.parse_identity(name)
+
+
 def test_deep_nesting_is_a_wire_error():
     """An unknown field nested a hundred thousand deep neither crashes nor escapes."""
     body = b"\x82\xa4type\xa4Beat\xa1x" + b"\x91" * 60000 + b"\xc0"
