@@ -12,7 +12,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from powerguard.drill import compare, tale
-from powerguard.drill.node import Node, tail
+from powerguard.drill.daemon import tail
+from powerguard.drill.node import Node
 from powerguard.drill.plan import MainsBack, Plan
 from powerguard.drill.power import power
 from powerguard.drill.processes import adopt_orphans
@@ -25,7 +26,7 @@ from powerguard.generations import latest
 
 _OFF_S = 1.0
 """The node is without power for this long before it starts again."""
-_NEEDS = (("matplotlib", "drill"), ("torch", "train"), ("zmq", "node"), ("PyNUT", "node"))
+_NEEDS = (("matplotlib", "drill"), ("torch", "train"), ("zmq", "node"), ("pynut2", "node"))
 
 
 class Outcome(Struct, frozen=True):
@@ -97,7 +98,7 @@ class _Drill:
         self.screen.say("the daemon starts")
         self.watch.boot()
         self.node.train()
-        self.node.train_reference()
+        self.node.train_undisturbed()
         self.screen.say(f"torchrun starts {self.plan.ranks} ranks, and beside them the same run undisturbed")
         self.watch.wait(self._under_way, self.plan.waits.start_s, "the ranks to train")
 
@@ -129,11 +130,11 @@ class _Drill:
             self.node.train()
         self.watch.wait(self._trained, self.plan.waits.finish_s, "the run to finish")
         self.watch.wait(self._undisturbed_done, self.plan.waits.finish_s, "the undisturbed run to finish")
-        self.node.shut_down(self.plan.waits.stop_s)
+        self.node.daemon.stop(self.plan.waits.stop_s)
 
     def conclude(self) -> Outcome:
         """Compare, judge, and write the report."""
-        reference = compare.read(self.node.folder / "reference")
+        reference = compare.read(self.node.folder / "undisturbed")
         drilled = compare.read(self.node.trace)
         steps = self.plan.total_steps
         compared = compare.compare(reference, drilled, ranks=self.plan.ranks, steps=steps)
@@ -149,7 +150,7 @@ class _Drill:
     # ---- conditions ------------------------------------------------------------------------------
 
     def _under_way(self) -> bool:
-        self._no_failure(self.node.ranks, self.node.log("ranks"), "the ranks")
+        self._no_failure(self.node.ranks, self.node.ranks_log, "the ranks")
         return min(self.node.steps()) >= self.plan.cut_at_step
 
     def _mains_due(self) -> bool:
@@ -158,12 +159,12 @@ class _Drill:
         return since is not None and self.watch.clock() >= since + self.plan.mains_back_after_s
 
     def _trained(self) -> bool:
-        self._no_failure(self.node.ranks, self.node.log("ranks"), "the ranks")
+        self._no_failure(self.node.ranks, self.node.ranks_log, "the ranks")
         return self.node.ranks is not None and self.node.ranks.poll() == 0
 
     def _undisturbed_done(self) -> bool:
-        self._no_failure(self.node.reference, self.node.folder / "reference.log", "the undisturbed run")
-        return self.node.reference is not None and self.node.reference.poll() == 0
+        self._no_failure(self.node.undisturbed, self.node.undisturbed_log, "the undisturbed run")
+        return self.node.undisturbed is not None and self.node.undisturbed.poll() == 0
 
     @staticmethod
     def _no_failure(process: object, log: Path, what: str) -> None:

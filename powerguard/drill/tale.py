@@ -200,4 +200,4 @@ def _configuration(told: Told) -> str:
     plan = told.plan
     how = "a real upsd and dummy-ups" if plan.nut else "the simulated upsd"
     head = f"# a simulated UPS of {plan.runtime_s:g} s at {plan.loads.training:g} % load, through {how}\n\n"
-    return head + told.node.configuration()
+    return head + told.node.daemon.configuration()

@@ -13,9 +13,10 @@ from powerguard.core.messages import SealWritten
 from powerguard.core.state import State
 from powerguard.core.types import Phase
 from powerguard.drill.curves import need_of, runway_of
+from powerguard.drill.daemon import tail
 from powerguard.drill.marks import Log
 from powerguard.drill.moments import Follower, Moment
-from powerguard.drill.node import Node, tail
+from powerguard.drill.node import Node
 from powerguard.drill.plan import Plan
 from powerguard.drill.screen import Glance, Screen
 from powerguard.drill.supply import Supply
@@ -24,7 +25,6 @@ from powerguard.errors import DrillFailed
 LOOK_S = 0.1
 LAPSE_S = 3.0
 """Once the node is off, the rest of the battery is spent in about this long."""
-_CHATTER = ("Promise", "Ack")
 _OFF = "no power"
 
 
@@ -59,7 +59,7 @@ class Watch:
         end = self.clock() + within_s
         while not done():
             if self.clock() > end:
-                logs = "\n".join(tail(self.node.log(name)) for name in ("ranks", "daemon"))
+                logs = "\n".join(tail(path) for path in (self.node.ranks_log, self.node.daemon.log))
                 raise DrillFailed(f"waited {within_s:.0f} s for {what}, in vain", todo=logs)
             self.look()
             time.sleep(LOOK_S)
@@ -76,9 +76,10 @@ class Watch:
     def boot(self) -> None:
         """A new life of the node: its daemon listens when this returns."""
         self.phase, self._state = "starting", None
-        self.node.boot()
-        self._follower, self._log = Follower(self.node.state_dir), Log()
-        self.wait((self.node.run_dir / "control.sock").exists, self.plan.waits.daemon_s, "the daemon to listen")
+        daemon = self.node.daemon
+        daemon.start()
+        self._follower, self._log = Follower(daemon.state_dir), Log()
+        self.wait(lambda: daemon.listening, self.plan.waits.daemon_s, "the daemon to listen")
         self.phase = Phase.ONLINE.value
 
     def off(self) -> None:
@@ -95,7 +96,8 @@ class Watch:
     def look(self) -> None:
         """What is new in the journal, the halt, the ranks; the load follows."""
         if self.phase != _OFF:
-            self.node.check_daemon(halted=self.times.halted_at is not None)
+            if self.times.halted_at is None:
+                self.node.daemon.check()
             for moment in self._follower.new():
                 self._note(moment)
             self._note_halt()
@@ -106,7 +108,7 @@ class Watch:
     def _note(self, moment: Moment) -> None:
         tick, was = moment.tick, self.phase
         self.phase, self._state = tick.phase.value, moment.state
-        if self.node.life == 1:
+        if self.node.daemon.life == 1:
             if tick.phase is Phase.PARKED and self.times.parked_at is None:
                 self.times.parked_at = tick.at
             if tick.phase is Phase.ONLINE and was not in (Phase.ONLINE.value, "starting"):
@@ -121,9 +123,9 @@ class Watch:
 
     def _note_halt(self) -> None:
         """The halt command leaves a file, whose time is the wall clock's."""
-        if self.times.halted_at is not None or self.node.life > 1 or not self.node.marker.exists():
+        if self.times.halted_at is not None or self.node.daemon.life > 1 or not self.node.daemon.marker.exists():
             return
-        self.times.halted_at = self.node.marker.stat().st_mtime - time.time() + self.clock()
+        self.times.halted_at = self.node.daemon.marker.stat().st_mtime - time.time() + self.clock()
         left_s = self.supply.truth_s()
         self.screen.say(f"the node is off, {left_s:.1f} s before the battery is flat", "good")
         self.supply.load(self.plan.loads.halted)
@@ -150,7 +152,7 @@ class Watch:
 
     def _load_pct(self) -> float:
         loads = self.plan.loads
-        if self.phase == _OFF or (self.times.halted_at is not None and self.node.life == 1):
+        if self.phase == _OFF or (self.times.halted_at is not None and self.node.daemon.life == 1):
             return loads.halted
         by_phase = {"flushing": loads.flushing, "parked": loads.parked, "halting": loads.parked}
         return by_phase.get(self.phase, loads.training)
