@@ -127,7 +127,7 @@ def test_no_lie_on_mains_stops_training(lie: f.UpsFault):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "lie", LIES[:-2] + [f.LowBatteryNever(), f.RuntimeScaled(factor=1.4), f.LowBatteryEarly()], ids=f.spell
+    "lie", [*LIES[:-2], f.LowBatteryNever(), f.RuntimeScaled(factor=1.4), f.LowBatteryEarly()], ids=f.spell
 )
 def test_every_lie_on_battery_is_survived(lie: f.UpsFault):
     """In a blackout with that lie from the transfer on, a whole generation exists and the node is off in time, unless
@@ -191,15 +191,12 @@ def test_the_same_seed_is_the_same_night():
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("batch", range(4))
 def test_random_nights_end_well(batch: int):
-    """Ten random nights a batch, with random faults at random instants, mains coming and going: every decision is lawful,
-    and with mains back for good the node is either on line again or had halted."""
-    for seed in range(batch * 10, batch * 10 + 10):
+    """Random faults at random instants, mains coming and going: every decision is lawful, and with mains back for good
+    the node is either on line again or had halted."""
+    for seed in range(batch * 5, batch * 5 + 5):
         rng = Random(seed)
-        picked = [
-            rng.choice(RANK_FAULTS),
-            rng.choice(LIES[:-1]),
-            f.MainsFlap(period_s=rng.uniform(2.0, 30.0), for_s=90.0),
-        ]
+        flap = f.MainsFlap(period_s=rng.uniform(2.0, 30.0), for_s=90.0)
+        picked = [rng.choice(RANK_FAULTS), rng.choice(LIES[:-1]), flap]
         again = [
             type(fault)(
                 **{name: getattr(fault, name) for name in fault.__struct_fields__}
