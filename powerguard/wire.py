@@ -14,6 +14,9 @@ a number                      finite, < 2**53    floats that JSON and arithmetic
 ============================  =================  =====================================================
 
 A new field with a default keeps the version; anything else makes it `pg2`, and the error says who is older.
+
+The control socket of a daemon carries JSON instead (`encode_ask` ... `decode_answer`): people look at it, and its
+answers grow with the node.
 """
 
 from __future__ import annotations
@@ -34,12 +37,17 @@ TO_RANK_BYTES = 4 * 1024 * 1024
 STRING_CHARS = 4096
 LIST_ENTRIES = 65536
 NUMBER = 2**53
+ASK_BYTES = 64 * 1024
+ANSWER_BYTES = 16 * 1024 * 1024
 IDENTITY_BYTES = 255
 """ZeroMQ's own limit."""
 
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 _to_rank: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+
+_UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
+"""All that a decoder may raise over bytes that it can't make sense of."""
 
 M = TypeVar("M")
 Frame = bytes | bytearray | memoryview
@@ -73,6 +81,17 @@ def decode_to_rank(frames: Sequence[Frame]) -> ToRank:
 
 
 def _decode(frames: Sequence[Frame], decoder: msgspec.msgpack.Decoder[M], limit: int) -> M:
+    body = _body(frames, limit)
+    try:
+        message = decoder.decode(body)
+    except _UNREADABLE as error:
+        raise WireError(f"not a message: {str(error)[:200]}") from None
+    _checked(message)
+    return message
+
+
+def _body(frames: Sequence[Frame], limit: int) -> Frame:
+    """The second frame, once the first is ours and the second isn't too large."""
     if len(frames) != 2:
         raise WireError(f"{len(frames)} frames, not 2")
     version, body = bytes(frames[0][:16]), frames[1]
@@ -80,12 +99,7 @@ def _decode(frames: Sequence[Frame], decoder: msgspec.msgpack.Decoder[M], limit:
         raise WireError(_strange(version))
     if len(body) > limit:
         raise WireError(f"a body of {len(body)} bytes, more than {limit}")
-    try:
-        message = decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
-        raise WireError(f"not a message: {error}") from None
-    _checked(message)
-    return message
+    return body
 
 
 def _strange(version: bytes) -> str:
@@ -140,3 +154,53 @@ def parse_identity(name: bytes) -> tuple[str, int]:
     except UnicodeDecodeError:
         pass
     raise WireError(f"not the identity of a rank: {name[:64]!r}")
+
+
+# ---- the control socket ----------------------------------------------------------------------------
+
+
+class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A question or an order on the control socket: "status", "flush", "park", "resume"."""
+
+    verb: str
+    by: str = ""  # who asks, for the log
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """*ok* False: the order was refused, *text* says why. *data*: the status."""
+
+    ok: bool
+    text: str = ""
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+_ask: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
+_answer: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
+def encode_ask(ask: Ask) -> list[bytes]:
+    """The frames of a question."""
+    return [VERSION, msgspec.json.encode(ask)]
+
+
+def encode_answer(answer: Answer) -> list[bytes]:
+    """The frames of an answer."""
+    return [VERSION, msgspec.json.encode(answer)]
+
+
+def decode_ask(frames: Sequence[Frame]) -> Ask:
+    """A question; `WireError` and nothing else for anything that isn't one."""
+    return _json(frames, _ask, ASK_BYTES)
+
+
+def decode_answer(frames: Sequence[Frame]) -> Answer:
+    """An answer; `WireError` and nothing else for anything that isn't one."""
+    return _json(frames, _answer, ANSWER_BYTES)
+
+
+def _json(frames: Sequence[Frame], decoder: msgspec.json.Decoder[M], limit: int) -> M:
+    body = _body(frames, limit)
+    try:
+        return decoder.decode(body)
+    except _UNREADABLE as error:
+        raise WireError(f"can't be read: {str(error)[:200]}") from None

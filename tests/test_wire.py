@@ -177,6 +177,26 @@ def test_directions_are_kept_apart(message):
         wire.decode_from_rank(wire.encode(message))
 
 
+@given(
+    st.builds(wire.Ask, words, words),
+    st.builds(wire.Answer, st.booleans(), words, st.dictionaries(words, st.integers(0, 9))),
+)
+def test_questions_and_answers_arrive_as_they_were(ask, answer):
+    """The control socket's JSON there and back."""
+    assert wire.decode_ask(wire.encode_ask(ask)) == ask
+    assert wire.decode_answer(wire.encode_answer(answer)) == answer
+
+
+@given(st.one_of(anything, st.binary(max_size=100).map(lambda body: [b"pg1", b'{"verb":' + body])))
+def test_any_bytes_are_a_question_or_a_wire_error(frames):
+    """The control socket's decoders raise nothing else either."""
+    for decode in (wire.decode_ask, wire.decode_answer):
+        try:
+            decode(frames)
+        except wire.WireError:
+            continue
+
+
 def test_ack_goes_both_ways():
     """Either side acknowledges."""
     frames = wire.encode(Ack(3, "Decide"))
