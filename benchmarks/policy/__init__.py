@@ -1,0 +1,1 @@
+"""The policy benchmark: one world, many policies, one table. See docs/simulation.md."""
