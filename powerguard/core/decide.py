@@ -13,9 +13,10 @@ Rule 1: every transition between phases is in this file, in one function for eac
       └<─────────────────────────────────────────────────┘   only if the halt was a dry run
 
 Rule 2: a stop is never withdrawn. Mains coming back change only what follows the flush.
-Rule 3: unknown isn't healthy. Without a word from the UPS an outage goes on; without an outage, silence only alarms.
-Rule 4: saving is early and reversible, halting is late and final: a halt needs an outage or an FSD, and the flush
-    done or past saving. HALTING is committed.
+Rule 3: unknown isn't healthy, and no outage either. A feed last seen on battery counts as on battery, and its silence
+    stops and halts; with no such feed silence ends no outage, begins none, and only alarms.
+Rule 4: saving is early and reversible, halting is late and final: a halt needs battery or an FSD, and the flush done
+    or past saving. HALTING is committed.
 Rule 5: each answer carries its reason in one sentence with the numbers (`why.py`).
 
 `transition` knows no ranks and no messages: it is also what the policy benchmark runs a million times. What a phase
@@ -128,6 +129,8 @@ def _on_battery(case: Case) -> Next:
         if case.back_s < case.policy.resume_after_s:
             return _stay(view, _returning(case))
         return _online_again(case, f"mains are back for {case.back_s:.0f} s: {_outage(case)} is over")
+    if case.power.on_battery is None:
+        return _stay(view, f"an outage, as far as known: {case.power.reason}")
     why = why_stop(case)
     if why:
         return _stop(case, view, why)
@@ -146,7 +149,7 @@ def _flushing(case: Case) -> Next:
             why = f"the flush isn't done after {took:.0f} s ({flush.why}) and mains are back: given up"
             return _online_again(case, why)
         return _stay(view, f"flushing for {took:.0f} s, on line power")
-    why = why_halt_unflushed(case)
+    why = why_halt_unflushed(case) if case.power.on_battery or view.fsd_at is not None else ""
     if why:
         return _to(case, view, Phase.HALTING, f"halt: {why}; not durable: {flush.why}")
     return _stay(view, f"flushing for {took:.0f} s of {case.need.save_s:.0f} s planned, {spare_text(case)}")
@@ -161,6 +164,8 @@ def _parked(case: Case) -> Next:
         return _stay(view, "FSD: a late job still flushes")
     if power.on_battery is False:
         return _parked_on_mains(case)
+    if power.on_battery is None:
+        return _stay(view, f"parked, and nobody knows of the power: {power.reason}")
     if view.event_at is None:  # parked by the operator, and now an outage
         view = replace(view, event_at=case.now if power.since is None else min(case.now, power.since))
         case = replace(case, view=view)

@@ -72,16 +72,16 @@ def _phases(policy: Policy, before: State, after: State, now: float) -> Iterator
 
 
 def _halts(before: State, decision: Decision) -> Iterator[str]:
-    """HALTING is committed, needs an outage or an FSD, and powers off once, after the ranks were told to leave."""
+    """HALTING is committed, needs battery or an FSD, and powers off once, after the ranks were told to leave."""
     after = decision.state
     was, view = before.view, decision.state.view
     halts = sum(isinstance(action, Halt) for action in decision.actions)
     if was.phase is Phase.HALTING and view.phase is not Phase.HALTING and not was.dry:
         yield "halting was left"
     if view.phase is Phase.HALTING and was.phase is not Phase.HALTING:
-        on_mains = after.power is None or after.power.on_battery is False
-        if on_mains and view.fsd_at is None:
-            yield "halting without an outage or an FSD"
+        on_battery = after.power is not None and after.power.on_battery is True
+        if not on_battery and view.fsd_at is None:
+            yield "halting without battery or an FSD"
     if halts and (view.phase is not Phase.HALTING or view.exit_at is None):
         yield f"a power-off in {view.phase.value} before ranks were told to leave"
     if halts > 1 or (halts and was.halted_at is not None):

@@ -95,6 +95,8 @@ def _where(state: State, name: str, job: Job) -> Flush:
     if not stopped(job):
         return Flush.IDLE if job.alive else Flush.NONE
     outcome = job.outcome
+    if not job.alive and all(member.gone.startswith("left") for member in job.members.values()):
+        return Flush.NONE  # training was over
     if outcome == "lost":
         return Flush.UNDERWAY if _again(state, name, job) else Flush.LOST
     if outcome == "parked":

@@ -205,9 +205,22 @@ def test_mains_must_be_back_for_a_while(since: float, phase: Phase):
         assert (answer.view.ended_at, answer.view.event_at) == (200.0, None)
 
 
-def test_silence_does_not_end_an_outage():
-    """Unknown power in an outage is the outage."""
-    assert Phase.ON_BATTERY is step(at(Phase.ON_BATTERY), Power(None, online_since=0.0, runway_s=500.0)).phase
+@pytest.mark.parametrize("phase", [Phase.ON_BATTERY, Phase.PARKED])
+def test_silence_neither_ends_an_outage_nor_halts(phase: Phase):
+    """Nobody says battery, nobody says mains: the node stays as it is, however long and with whatever numbers."""
+    unknown = Power(None, online_since=0.0, runway_s=0.0, idle_runway_s=0.0, reason="ups was on line when last heard")
+    answer = step(at(phase), unknown, DONE, now=99999.0)
+
+    assert (phase, ()) == (answer.phase, answer.orders)
+    assert "when last heard" in answer.reason
+
+
+def test_an_operators_park_is_no_outage_when_the_link_goes():
+    """Held ranks on line power, and the link is lost: nothing but waiting."""
+    view = at(Phase.PARKED, held=True, event_at=None)
+    answer = step(view, Power(None, reason="ups was on line when last heard"), DONE, now=99999.0)
+
+    assert answer.view is view
 
 
 # ---- flushing --------------------------------------------------------------------------------------
@@ -250,7 +263,7 @@ def test_a_stop_is_not_withdrawn_when_mains_are_back():
     (replace(OFF, idle_runway_s=None, runway_s=None), 599.9, False),
     (replace(OFF, idle_runway_s=None, runway_s=None), 600.0, True),
     (replace(ON, idle_runway_s=0.0), 599.0, False),
-    (replace(OFF, on_battery=None, idle_runway_s=10.0), 30.0, True),
+    (replace(OFF, on_battery=None, idle_runway_s=10.0), 30.0, False),
 ])  # fmt: skip
 def test_halting_in_the_middle_of_a_flush(power: Power, took: float, halts: bool):
     """Only when power is nearly gone and the flush is late or can't be done in time; it says what isn't durable."""
@@ -272,7 +285,7 @@ def test_halting_in_the_middle_of_a_flush(power: Power, took: float, halts: bool
     (replace(OFF, blind_s=19.9), 1.0, False),
     (OFF, 899.9, False),
     (OFF, 900.0, True),
-    (replace(OFF, on_battery=None), 900.0, True),
+    (replace(OFF, on_battery=None), 900.0, False),
     (replace(ON, online_since=999.0, idle_runway_s=0.0, halt_now="x", blind_s=99.0), 900.0, False),
 ])  # fmt: skip
 def test_when_a_parked_node_halts(power: Power, parked_s: float, halts: bool):
@@ -434,8 +447,8 @@ flushes = st.builds(
 
 @given(views, powers, flushes, st.floats(0.0, 20.0))
 def test_no_halt_on_mains(view: PhaseView, power: Power, flush: FlushView, more: float):
-    """From whatever view: with mains there and no FSD nothing enters HALTING, and a stop isn't begun by itself."""
-    power = replace(power, on_battery=False, fsd="")
+    """From whatever view: with mains or without a word, and no FSD, nothing enters HALTING, and no stop is begun."""
+    power = replace(power, on_battery=None if power.on_battery is None else False, fsd="")
     view = replace(view, fsd_at=None)
     answer = step(view, power, flush, now=1000.0 + more)
 
