@@ -28,6 +28,7 @@ LOAD_EXPONENT = 1.15  # between a promise and another load, either way
 LOAD_RISES = 1.3  # published tables: runtime ~ load^-1.2 ... -1.5 above half load with internal batteries
 LOAD_FALLS = 1.0  # and about load^-1 below; both exponents are on the cautious side
 DEFAULT_FULL_S = 150.0  # at full load, for a UPS that promises nothing (10 % quantile of 390 dumps: 139 s)
+RATED_MIN_S = 1.0  # a UPS is good for a second at least, whatever it says
 LOAD_MIN = 0.02  # standby draw: less load than this lasts no longer
 PROMISE_MIN_SOC = 0.5  # below that a promise isn't scaled up to a full battery
 
@@ -86,8 +87,9 @@ def rated_now(feed: FeedPolicy, promise_s: float, load: float, scale: float) -> 
     """
     if feed.rated:
         full = max(pct for pct, _ in feed.rated) / 100.0
-        return max(1e-3, rated_s(feed.rated, full if load < 0.0 else load)) / scale, "rated"
+        return max(RATED_MIN_S, rated_s(feed.rated, full if load < 0.0 else load) / scale), "rated"
     share = max(load, LOAD_MIN)
     if promise_s > 0.0:
-        return (promise_s if load < 0.0 else promise_s * float((0.5 / share) ** LOAD_EXPONENT)), "promised"
+        rated = promise_s if load < 0.0 else promise_s * float((0.5 / share) ** LOAD_EXPONENT)
+        return max(RATED_MIN_S, rated), "promised"
     return DEFAULT_FULL_S * (1.0 if load < 0.0 else float(share**-LOAD_EXPONENT)), "default"

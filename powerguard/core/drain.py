@@ -61,6 +61,7 @@ class Poll(NamedTuple):
     now: float
     dt: float  # since the last readable poll
     fresh: bool  # a value changed
+    partial: bool  # a value is missing that was there: nothing may get better by that
     period: float  # usual refresh
     lithium: bool
 
@@ -72,7 +73,7 @@ def drain(poll: Poll, draw: Draw) -> Draw:
     arrived = draw.arrived or (fresh and t > 0.0 and reading.on_battery is True)
     load = draw.load
     if reading.load_pct is not None:
-        share = reading.load_pct / 100.0
+        share = max(capacity.LOAD_MIN, reading.load_pct / 100.0)
         anew = load < 0.0 or (arrived and not draw.arrived)
         load = share if anew else load + (share - load) * (dt / (LOAD_EW_S + dt))
     if draw.settle:
@@ -93,6 +94,8 @@ def drain(poll: Poll, draw: Draw) -> Draw:
     raw, by = _combine(poll, draw, charge, firmware, volts, load=load, ref=ref, prior_at=prior_at)
     if not fresh and draw.raw >= 0.0:
         raw = min(raw, draw.raw)
+    if poll.partial and draw.deadline >= 0.0:
+        raw = min(raw, draw.deadline)
     median = _median(raw, draw.raw, draw.raw1)
     first = draw.first_bound_s < 0.0 and t >= FROM_S
     lb = reading.low_battery

@@ -62,6 +62,9 @@ class Draw(Struct, frozen=True, omit_defaults=True):
     blind_s: float = 0.0
 
 
+PRESENT = (-1.0, -1.0, -1.0, -1.0, -1.0)
+
+
 class Runway(Struct, frozen=True, omit_defaults=True):
     """What is kept of one feed's readings."""
 
@@ -73,6 +76,7 @@ class Runway(Struct, frozen=True, omit_defaults=True):
     blind_s: float = 0.0  # unreadable on battery, in all; paid back second by second while readable
     period_s: float = 0.0  # usual time between changes on battery; 0 = not seen
     seen: tuple[float | None, ...] = (None, None, None, None, None)  # charge, runtime, load, voltage, input
+    lacking: tuple[float, ...] = PRESENT  # of those, missing since; -1 = not missing
     on_battery: bool | None = None
     reading: Reading | None = None  # last readable
     mains: Mains = Mains()

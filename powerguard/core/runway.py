@@ -15,8 +15,8 @@ Three witnesses (evidence.py) and a prior (capacity.py) each give an instant of 
 as the median of three polls; with learned capacity never more than the prior. What holds of it:
 
 1. It is kept as an instant, so it runs down with the clock by itself. It moves later only through a reading in which a
-   value changed (or the two after it, which confirm it), or after a load step. Silence, sentinels and missing values
-   never move it.
+   value changed (or the two after it, which confirm it), or after a load step. Silence, sentinels and readings that
+   lack a value never move it.
 2. It is None only before the first reading of the feed, and in the first seconds of an outage (`settling_s` says how
    many are left) in which UPSes still show the mains' values and the dip of the transfer.
 3. State is bounded; nothing here depends on how long an outage or an uptime lasts.
@@ -32,7 +32,7 @@ from powerguard.core import capacity
 from powerguard.core.bound import FROM_S, Bound, bound
 from powerguard.core.discharge import Discharge
 from powerguard.core.drain import LOAD_EW_S, LOAD_LEAST, RUNTIME_MOST_S, Poll, drain, stretch
-from powerguard.core.draw import EMPTY, Draw, Mains, Runway
+from powerguard.core.draw import EMPTY, PRESENT, Draw, Mains, Runway
 from powerguard.core.evidence import Voltage, step_charge, step_runtime
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.types import Comm, Reading
@@ -47,6 +47,7 @@ RECHARGE_MAX_S = 86400.0
 FLAP_S = 60.0  # mains back for less: the same discharge goes on
 FLOAT_V = (2.05, 2.45)  # per cell on mains; outside it the unit isn't volts of this many cells
 GUESS_BLOCKS = 5  # up to 60 V the float voltage tells the number of 12 V blocks without doubt
+GONE_S = 60.0  # a value missing for longer isn't waited for: the others may raise the bound again
 PERIOD_S = 20.0  # refresh period assumed until it is reported or seen
 PERIOD_MAX_S = 120.0
 PROMISE_UP_S, PROMISE_DOWN_S = 300.0, 30.0  # a promise is taken down sooner than up (it walks: Goldenmate, +-17 %)
@@ -69,8 +70,14 @@ def absorb(policy: Policy, feed: FeedPolicy, state: Runway, reading: Reading, no
         reading.voltage,
         reading.input_voltage,
     )
-    fresh = seen != state.seen
-    if fresh and None in seen:  # a value that went missing is no news
+    fresh, partial = seen != state.seen, False
+    lacking: tuple[float, ...] = PRESENT
+    if None in seen:  # a value that went missing is no news
+        lacking = tuple(
+            -1.0 if new is not None or old is None else now if since < 0.0 else since
+            for new, old, since in zip(seen, state.seen, state.lacking, strict=True)
+        )
+        partial = any(since >= 0.0 and now - since < GONE_S for since in lacking)
         seen = tuple(old if new is None else new for new, old in zip(seen, state.seen, strict=True))
         fresh = seen != state.seen
     on = state.on_battery if reading.on_battery is None else reading.on_battery
@@ -90,14 +97,15 @@ def absorb(policy: Policy, feed: FeedPolicy, state: Runway, reading: Reading, no
         since_ok = now - state.ok_at if state.ok_at >= 0.0 else 0.0
         lithium = capacity.lithium(feed, reading.chemistry)
         ref, settle = draw.ref, draw.settle
-        draw = drain(Poll(policy, feed, mains, reading, now, since_ok, fresh or first, usual, lithium), draw)
+        poll = Poll(policy, feed, mains, reading, now, since_ok, fresh or first, partial, usual, lithium)
+        draw = drain(poll, draw)
         if settle and not draw.settle and draw.idle and draw.ref > 0.0 and ref > 0.0:
             idle_ratio = draw.ref / ref
     elif on is not None:
         mains = _on_line(mains, reading, policy.time_scale, dt)
     new = Runway(
         policy.time_scale, now, now, now if fresh or state.changed_at < 0.0 else state.changed_at, True, blind,
-        period, seen, on, reading, mains, draw, state.last, state.discharges, state.ended, state.ended_at,
+        period, seen, lacking, on, reading, mains, draw, state.last, state.discharges, state.ended, state.ended_at,
         state.recover_at, idle_ratio,
     )  # fmt: skip
     return _end(new, draw, feed, now) if draw is not None and on is False else new
@@ -111,7 +119,7 @@ def _on_line(was: Mains, reading: Reading, scale: float, dt: float) -> Mains:
     charge = was.charge if reading.charge_pct is None else reading.charge_pct
     load = was.load
     if reading.load_pct is not None:
-        share = reading.load_pct / 100.0
+        share = max(capacity.LOAD_MIN, reading.load_pct / 100.0)
         load = share if load < 0.0 else load + (share - load) * (dt / (LOAD_EW_S + dt))
     cells, sane = was.cells, was.volts_sane
     if reading.voltage is not None:
