@@ -60,7 +60,9 @@ def decide(policy: Policy, state: State, seen: Observation, now: float) -> Decis
         actions += told
     need = reckon(policy, jobs, now)
     known = feeds.absorb(policy, state.feeds, seen.samples, now)
-    power = feeds.view(policy, known, now, save_s=need.total_s + policy.margin_s, halt_s=need.halt_s)
+    power = feeds.view(policy, known, now, save_s=need.drain_s + policy.margin_s, halt_s=need.halt_s)
+    if state.phase is not Phase.ONLINE and power.on_battery is False:
+        power = _as_seen(policy, known, power, now)
     state = replace(state, feeds=known, jobs=jobs, need=need, power=power)
     nxt, replies = _answer(Case(policy, state.view, power, need, flush_view(state), now), seen.commands)
     state = entered(policy, state, nxt, now)
@@ -73,6 +75,17 @@ def decide(policy: Policy, state: State, seen: Observation, now: float) -> Decis
     if Do.HALT in nxt.orders:
         actions.append(Halt(state.view.why))
     return Decision(state, tuple(actions), nxt.reason)
+
+
+def _as_seen(policy: Policy, known: dict[str, feeds.Feed], power: Power, now: float) -> Power:
+    """Mains are back for as long as readings say so: the silence since the last one doesn't count."""
+    good = sorted(
+        (feed.last_good_at for feed in known.values() if feed.on_battery is False and feed.last_good_at), reverse=True
+    )
+    if power.online_since is None or len(good) < policy.min_supplies:
+        return power
+    silent_s = max(0.0, now - good[policy.min_supplies - 1])
+    return replace(power, online_since=min(now, power.online_since + silent_s))
 
 
 def _answer(case: Case, commands: tuple[Command, ...]) -> tuple[Next, list[Reply]]:
