@@ -34,6 +34,7 @@ _TODO = {
     errno.EIO: "look at the kernel log: the disk reports errors",
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path",
+    errno.EEXIST: "a generation is written once: give it another tag",
 }
 
 

@@ -68,6 +68,9 @@ def commit(
     cancelled: Callable[[], bool] | None = None,
 ) -> Committed:
     """Durable on return. Raises the last attempt's OSError, or Cancelled."""
+    target = directory / shard.generation / rank_name(shard.rank)
+    if target.exists():
+        raise FileExistsError(errno.EEXIST, f"rank {shard.rank} has already written it")
     for attempt in range(ATTEMPTS):
         folder: Path | None = None
         try:

@@ -85,7 +85,7 @@ class Restore:
         if there is None:
             return _dressed(held, payload)
         if held.data_ptr() != there.data_ptr() or held.stride() != there.stride():
-            self._copies.append((there, held))
+            self._copies.append((there.detach(), held))
         return there
 
     def _check_part(self, payload: dict[str, Any], dtype: torch.dtype, shape: torch.Size, path: str) -> None:
@@ -113,7 +113,7 @@ class Restore:
                     todo="build the model as it was when it was saved",
                 )
             return None
-        return current.detach()
+        return current
 
     def _whole(
         self, payload: dict[str, Any], dtype: torch.dtype, shape: torch.Size, there: torch.Tensor | None
@@ -123,9 +123,10 @@ class Restore:
         if ref in self.targets:
             return _reinterpret(self.targets[ref], dtype, shape)
         device = there.device if there is not None else _device(payload["device"])
-        target = (
-            there if there is not None and there.is_contiguous() else torch.empty(shape, dtype=dtype, device=device)
-        )
+        if there is not None and there.is_contiguous():
+            target = there.detach()
+        else:
+            target = torch.empty(shape, dtype=dtype, device=device)
         self.targets[ref] = target
         stride = payload.get("stride")
         if there is None and stride is not None:
