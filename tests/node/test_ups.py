@@ -141,6 +141,21 @@ def test_a_restarted_upsd_costs_no_sample(readers):
     assert readers.upsd.connections == 2
 
 
+def test_silence_is_waited_for_once(readers):
+    """A connection that falls silent costs one wait, not a second one on a new connection within the same poll."""
+    made_by: dict[Comm, int] = {}
+
+    def put(sample: Sample) -> None:  # on the reader's thread: no further poll has begun
+        made_by.setdefault(sample.comm, readers.upsd.connections)
+        readers.samples.put(sample)
+
+    readers.start(put=put)
+    readers.next(Comm.OK)
+    readers.upsd.fault("silent")
+    readers.next(Comm.UNREACHABLE)
+    assert made_by == {Comm.OK: 1, Comm.UNREACHABLE: 1}
+
+
 def test_refused_connections_are_retried_for_ever_with_a_bounded_wait(readers):
     """Nobody listens: the reader says so, waits longer each time but never over 5 s, and comes back."""
     readers.upsd.fault("refuse")

@@ -387,13 +387,17 @@ def test_numlogins_is_a_number(upsd, client, count):
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"x" * 10_000, b'VAR demo ups.status "' + b"x" * 10_000 + b'"\n', b"\n" * 2_000_000],
+    ("data", "why"),
+    [
+        (b"x" * 10_000, "a line of over 8192 bytes"),
+        (b'VAR demo ups.status "' + b"x" * 2_000_000 + b'"\n', "a line of over 8192 bytes"),
+        (b"BEGIN LIST VAR demo\n" + b"\n" * 2_000_000, "was answered"),
+    ],
 )
-def test_memory_is_bounded(upsd, client, data):
+def test_memory_is_bounded(upsd, client, data, why):
     """A line without an end, a huge line and a flood are cut off, not collected."""
     upsd.fault("garbage", data=data)
-    with pytest.raises(Unreadable):
+    with pytest.raises(Unreadable, match=why):
         client.list_vars("demo")
 
 
