@@ -44,6 +44,7 @@ class Policy(Struct, frozen=True, omit_defaults=True):
     # stop late
     margin_s: float = 10.0  # on top of need
     flush_factor: float = 1.25  # chi: measured quantile to what is planned
+    flush_load: float = 1.0  # load of the UPS while ranks flush, to that while they train; a drill measures it
     flush_default_s: float = 60.0  # planned for a job that has measured nothing yet
     flush_max_s: float = 600.0  # with mains back, a flush that takes longer is given up
     prepare_max_s: float = 2.0  # without a PROMISE for this long the rank is promised for from its page
