@@ -11,11 +11,10 @@ import ssl
 import time
 from types import TracebackType
 
-from pynut2.nut2 import PyNUTClient
-
 from powerguard.errors import ConfigError
 from powerguard.node.ups_exchange import Exchange, NutError, Refused
 from powerguard.node.ups_line import PORT
+from powerguard.node.ups_pynut2 import PyNUTClient
 
 _GRANTED = ("OK PRIMARY-GRANTED", "OK MASTER-GRANTED")
 

@@ -16,16 +16,10 @@ import ssl
 import time
 
 from powerguard.core.types import Comm
-from powerguard.errors import ConfigError, MissingDependency
+from powerguard.errors import ConfigError
 from powerguard.node.ups_line import MalformedLine, decode, encode, quote, words
+from powerguard.node.ups_pynut2 import PyNUTError
 from powerguard.node.ups_socket import CertificateRefused, LineSocket, LinkError
-
-try:
-    from pynut2.nut2 import PyNUTError
-except ImportError as missing:
-    raise MissingDependency(
-        f"the NUT client can't be loaded ({missing})", todo="install it: pip install 'powerguard[node]'"
-    ) from missing
 
 ROWS_MAX = 4096
 """Most lines of one list; NUT's largest published device dump has some 300 variables."""

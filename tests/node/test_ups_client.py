@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
+import sys
 import time
 import traceback
 
@@ -444,3 +446,17 @@ def test_a_list_does_not_wait_for_nagle(upsd, client):
     for _ in range(20):
         client.list_vars("demo")
     assert (time.monotonic() - began) / 20 < 0.02
+
+
+def test_without_pynut2_the_missing_extra_is_named():
+    """Importing the reader where pynut2 isn't installed says what to install, even with warnings as errors."""
+    program = (
+        "import sys\n"
+        "if len(sys.argv) > 1: sys.modules['pynut2'] = None\n"
+        "from powerguard.errors import MissingDependency\n"
+        "try:\n    import powerguard.node.ups\nexcept MissingDependency as error:\n    print(error)\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", program]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
+    without = subprocess.run([*command, "without"], capture_output=True, text=True, check=True)
+    assert "pip install 'powerguard[node]'" in without.stdout
