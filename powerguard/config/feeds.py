@@ -78,7 +78,7 @@ def _ups(reader: Reader, table: dict[str, Any], where: str) -> UpsConfig:
         password=Secret(secret),
         tls=reader.value(table, where, "tls", str, "off"),
         tls_ca=tls_ca,
-        answer_max_s=reader.value(table, where, "answer_max_s", float, 5.0),
+        answer_max_s=reader.value(table, where, "answer_max_s", float, 4.0),
         password_inline=bool(values["password"]),
     )
 

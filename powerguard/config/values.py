@@ -54,7 +54,7 @@ class UpsConfig(Struct, frozen=True):
     password: Secret = field(default_factory=Secret)
     tls: str = "off"  # "off" | "require"
     tls_ca: str = ""  # PEM file that the server's certificate must chain to; "" = the system's
-    answer_max_s: float = 5.0  # every read of an answer has this long
+    answer_max_s: float = 4.0  # one poll has this long, connecting and logging in included
     password_inline: bool = False  # the password stands in the file itself
 
     @property

@@ -1,0 +1,168 @@
+"""`powerguard check`: prove beforehand what will be needed in the dark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from powerguard import config as configuration
+from powerguard.cli import checks, plan
+from powerguard.cli.ask import fetch
+from powerguard.cli.checks import Finding
+from powerguard.cli.out import console, safe, say_json, seconds
+from powerguard.config import Config
+from powerguard.core.need import Need
+from powerguard.core.types import Sample
+from powerguard.errors import CannotCarry, DaemonUnreachable, PowerguardError
+from powerguard.node import clock
+from powerguard.node.status import Status
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+class Report(msgspec.Struct):
+    """The answer of `check --json`."""
+
+    exit_code: int
+    findings: list[Finding]
+    plan: plan.Plan | None
+    carries: bool | None
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to *app*."""
+    app.command()(check)
+
+
+def check(
+    file: Annotated[Path, typer.Option("-c", "--config", help="the configuration file", show_default=False)],
+    *,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="where checkpoints go; its disk is measured", show_default=False)
+    ] = None,
+    state_bytes: Annotated[
+        str, typer.Option(help="size of the whole training state on this node, as 80GB; default: as measured")
+    ] = "",
+    write_mbps: Annotated[float, typer.Option(help="megabytes a second that reach the disk; default: measured")] = 0.0,
+    load_pct: Annotated[float, typer.Option(help="load of the UPS while the job trains; default: as it is now")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="one line of JSON")] = False,
+) -> None:
+    """Prove everything that an outage will need, and say whether this UPS can carry this job.
+
+    Each failure is one line with what to do. The exit code is the first failure's. Nothing is halted, ordered or kept.
+    """
+    config = configuration.load(file)
+    size = plan.parse_bytes(state_bytes) if state_bytes else None
+    findings: list[Finding] = list(checks.configuration(file, config))
+    samples: list[Sample] = []
+    for ups in config.ups:
+        for found in checks.feed(ups):
+            samples.append(found) if isinstance(found, Sample) else findings.append(found)
+    findings.append(checks.own_directory("state", config.node.state_dir, "StateDirectory= in the unit makes it"))
+    findings.append(checks.own_directory("run", config.node.run_dir, "RuntimeDirectory= in the unit makes it"))
+    findings.append(checks.halt(config))
+    status = _daemon(config, findings)
+    size = size or plan.newest_bytes(directory)
+    if directory is not None:
+        findings += checks.checkpoint_directory(directory, size)
+    made = None
+    if len(samples) == len(config.ups):
+        measured = write_mbps or _measure(directory, size, findings)
+        need = _need(config, status, size, measured or None, own=bool(state_bytes or write_mbps))
+        made = plan.make(
+            config,
+            tuple(samples),
+            clock.now(),
+            need=need,
+            load_pct=load_pct or None,
+            state_bytes=size,
+            write_mbps=measured or None,
+        )
+        findings += _verdict(made)
+    _answer(config, findings, made, as_json=as_json)
+
+
+def _daemon(config: Config, findings: list[Finding]) -> Status | None:
+    try:
+        status = fetch(config.node.run_dir)
+    except DaemonUnreachable:
+        findings.append(checks.ok("daemon", f"none answers in {config.node.run_dir} yet"))
+        return None
+    except PowerguardError as err:
+        findings.append(checks.fail("daemon", err))
+        return None
+    ranks = sum(rank.alive for job in status.jobs for rank in job.ranks)
+    findings.append(checks.ok("daemon", f"runs ({status.phase}, {ranks} ranks, halt by {status.halt})"))
+    if status.halt != config.halt.method:
+        findings.append(
+            checks.warn("daemon", f"halts by {status.halt}, the file says {config.halt.method}", "run --really")
+        )
+    if status.journal_trouble:
+        findings.append(checks.warn("daemon", f"its journal can't be written: {status.journal_trouble}"))
+    return status
+
+
+def _measure(directory: Path | None, size: float | None, findings: list[Finding]) -> float:
+    """The disk's rate, where it would be used; 0 if not."""
+    if directory is None or size is None or any(f.topic == "dir" and f.level == "fail" for f in findings):
+        return 0.0
+    try:
+        rate = plan.measure_mbps(directory)
+    except PowerguardError as err:
+        findings.append(checks.fail("dir", err))
+        return 0.0
+    findings.append(checks.ok("dir", f"takes {rate:.0f} MB/s, synced"))
+    return rate
+
+
+def _need(config: Config, status: Status | None, size: float | None, rate: float | None, *, own: bool) -> Need:
+    """By what the operator says, else by what the daemon has measured of running jobs, else by size and rate."""
+    if not own and status is not None and any(rank.alive for job in status.jobs for rank in job.ranks):
+        told = status.need
+        return Need(
+            flush_s=told.flush_s, save_s=told.save_s, halt_s=told.halt_s, total_s=told.total_s, by=told.by,
+            measured=told.measured,
+        )  # fmt: skip
+    return plan.need_of(config, size, rate)
+
+
+def _verdict(made: plan.Plan) -> list[Finding]:
+    if made.carries is None:
+        return [
+            checks.warn("plan", "the runway is unknown on mains", "battery_installed and rated make it known sooner")
+        ]
+    if made.carries:
+        return [checks.ok("plan", f"this UPS carries this job, with {seconds(made.spare_s)} to spare")]
+    short = -(made.spare_s or 0.0)
+    err = CannotCarry(
+        f"this UPS can't carry this job: runway {seconds(made.runway_s)}, need {seconds(made.need_s)} "
+        f"+ margin {seconds(made.margin_s)}: {seconds(short)} short",
+        todo="less load, a faster disk, a shorter halt_s or a bigger battery; until then the save comes first, at once",
+    )
+    return [checks.fail("plan", err)]
+
+
+def _answer(config: Config, findings: list[Finding], made: plan.Plan | None, *, as_json: bool) -> None:
+    code = next((found.code for found in findings if found.level == "fail"), 0)
+    if as_json:
+        say_json(Report(code, findings, made, made.carries if made else None))
+    else:
+        _print(config, findings, made)
+    if code:
+        raise typer.Exit(code)
+
+
+def _print(config: Config, findings: list[Finding], made: plan.Plan | None) -> None:
+    screen = console()
+    for found in findings:
+        todo = f"; {found.todo}" if found.todo else ""
+        code = f" (exit {found.code})" if found.code else ""
+        line = f"[{_COLOURS[found.level]}]{found.level:<4}[/]  {safe(found.topic)}: {safe(found.text + todo + code)}"
+        screen.print(line)
+    if made is not None:
+        screen.print()
+        for words in plan.words(made, config.policy.on_battery):
+            screen.print(safe(words))

@@ -1,0 +1,113 @@
+"""`powerguard checkpoints`: what is on the disk, and whether it can be trusted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.table import Table
+
+from powerguard import generations
+from powerguard.cli.out import console, safe, say, say_json, size
+from powerguard.errors import CheckpointError, DirectoryError
+from powerguard.generations import Generation
+
+Directory = Annotated[Path, typer.Argument(help="the directory given to attach(dir=...)", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="one line of JSON")]
+
+
+class Shown(msgspec.Struct):
+    """One generation in JSON."""
+
+    name: str
+    step: int
+    unit: str
+    world_size: int
+    bytes: int
+    sealed: bool
+    whole: bool
+    written: str
+    problems: tuple[str, ...]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the group to *app*."""
+    group = typer.Typer(help="List and verify the generations of a checkpoint directory.", no_args_is_help=True)
+    group.command("list")(list_)
+    group.command()(verify)
+    app.add_typer(group, name="checkpoints")
+
+
+def list_(directory: Directory, as_json: Json = False) -> None:
+    """List generations, newest first, without reading their data."""
+    found = [_shown(generation) for generation in _scan(directory)]
+    if as_json:
+        say_json(found)
+        return
+    if not found:
+        say(f"{directory}: no generations")
+        return
+    table = Table(box=None, pad_edge=False)
+    for column, justify in (("step", "right"), ("generation", "left"), ("ranks", "right"), ("size", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for column in ("written", "state"):
+        table.add_column(column)
+    for one in found:
+        state = "sealed" if one.sealed and one.whole else "whole, no seal" if one.whole else "; ".join(one.problems)
+        table.add_row(str(one.step), safe(one.name), str(one.world_size), size(one.bytes), one.written, safe(state))
+    console().print(table)
+
+
+def verify(
+    directory: Directory,
+    generation: Annotated[str, typer.Option(help="only this one; default: the one that would be resumed from")] = "",
+    every: Annotated[bool, typer.Option("--all", help="every generation")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check every byte against its checksum. Exit code 12 if none can be trusted, or a chosen one can't."""
+    found = _scan(directory)
+    if not found:
+        raise CheckpointError(
+            f"{directory} holds no generation", todo="check the path, and that the run has saved once"
+        )
+    chosen = [one for one in found if one.name == generation] if generation else found
+    if not chosen:
+        raise CheckpointError(f"{directory} holds no generation {generation}", todo="see powerguard checkpoints list")
+    results: list[Shown] = []
+    for one in chosen:
+        problems = tuple(str(problem) for problem in generations.verify(one))
+        results.append(_shown(one, problems))
+        if not as_json:
+            _say(one, problems)
+        if not problems and not (every or generation):
+            break
+    if as_json:
+        say_json(results)
+    bad = [one for one in results if one.problems]
+    if (bad and (generation or every)) or len(bad) == len(results):
+        names = ", ".join(one.name for one in bad)
+        raise CheckpointError(f"can't be trusted: {names}", todo="resume falls back to the newest one that verifies")
+
+
+def _say(one: Generation, problems: tuple[str, ...]) -> None:
+    if problems:
+        say(f"bad   {one.name}: {'; '.join(problems)}")
+    else:
+        say(f"good  {one.name}: step {one.step}, {one.world_size} ranks, {size(one.bytes)}, every checksum matches")
+
+
+def _scan(directory: Path) -> list[Generation]:
+    if not directory.is_dir():
+        raise DirectoryError(f"{directory} isn't a directory", todo="name the directory given to attach(dir=...)")
+    return generations.scan(directory)
+
+
+def _shown(one: Generation, problems: tuple[str, ...] | None = None) -> Shown:
+    written = datetime.fromtimestamp(one.written_at, tz=UTC).isoformat(timespec="seconds") if one.written_at else ""
+    return Shown(
+        one.name, one.step, one.unit, one.world_size, one.bytes, one.sealed, one.whole, written,
+        one.problems if problems is None else problems,
+    )  # fmt: skip

@@ -1,0 +1,189 @@
+"""`powerguard replay`: decide a journal anew. What would this version, or another policy, have done that night?"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from powerguard import config, journal
+from powerguard.cli.out import say, say_json
+from powerguard.core.decide import decide
+from powerguard.core.policy import Policy
+from powerguard.core.state import Decision, State
+from powerguard.core.types import Actions, Announce, Halt
+from powerguard.errors import JournalError
+from powerguard.journal import Base, Done, Fault, Head, Rules, Tick
+
+_LATER = ("Ack", "Welcome", "Notice")
+"""Small talk that isn't worth a line."""
+
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """One record of the answer."""
+
+    at: float
+    wall: str
+    phase: str
+    reason: str
+    actions: tuple[str, ...] = ()
+    was_phase: str = ""  # where the journal says otherwise
+    was_actions: tuple[str, ...] | None = None
+
+
+class Replay:
+    """Walks a journal; *own* replaces its policy, and then its states are not taken over."""
+
+    def __init__(self, own: Policy | None) -> None:
+        self.decided = self.differ = self.skipped = 0
+        self._own, self._policy = own, own or Policy()
+        self._state: State | None = None
+        self._last_n = -1
+
+    def take(self, record: journal.Record) -> tuple[Tick, Decision] | None:
+        """The new decision beside the old one; None for records that decide nothing, or lack a state to begin with."""
+        if isinstance(record, Rules):
+            self._policy = _tried(self._own, record.policy)
+        elif isinstance(record, Base):
+            self._take_over(record.state)
+        elif isinstance(record, Fault):
+            self._state = None
+        elif isinstance(record, Tick):
+            return self._decide(record)
+        return None
+
+    def _decide(self, tick: Tick) -> tuple[Tick, Decision] | None:
+        if self._state is None:
+            self.skipped += 1
+            self._take_over(tick.state)
+            return None
+        decision = decide(self._policy, self._state, tick.seen, tick.at)
+        self.decided += 1
+        same = decision.state.phase is tick.phase and decision.actions == tick.actions
+        self.differ += not same
+        self._state = decision.state if same or self._own is not None or tick.state is None else tick.state
+        return tick, decision
+
+    def _take_over(self, state: State | None) -> None:
+        if self._own is None or self._state is None:
+            self._state = state
+
+
+def _tried(own: Policy | None, recorded: Policy) -> Policy:
+    """*own*, for the feeds that the journal has: those that it doesn't name stay as they were."""
+    if own is None:
+        return recorded
+    named = {feed.name: feed for feed in own.feeds}
+    feeds = tuple(named.get(feed.name, feed) for feed in recorded.feeds)
+    return msgspec.structs.replace(own, feeds=feeds, min_supplies=min(own.min_supplies, max(1, len(feeds))))
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to *app*."""
+    app.command()(replay)
+
+
+def replay(
+    path: Annotated[Path, typer.Argument(metavar="JOURNAL", help="a journal-*.jsonl of state_dir", show_default=False)],
+    policy: Annotated[
+        Path | None, typer.Option(help="a powerguard.toml whose policy is tried instead", show_default=False)
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="a line for every decision, not only where something changes")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="a line of JSON for each line, then a summary")] = False,
+) -> None:
+    """Decide a journal anew: the timeline of reasons, and where it differs from what was done.
+
+    Lines that differ begin with a ! and show what was done then.
+    """
+    recording = journal.read(path)
+    if recording.head is None:
+        raise JournalError(f"{path} has no head", todo="its beginning is lost; name another file")
+    own = config.load(policy, secrets=False).policy if policy is not None else None
+    walk = Replay(own)
+    shown_reason = shown_phase = ""
+    if not as_json:
+        _introduce(recording.head, policy)
+    for record in recording.records:
+        if isinstance(record, Fault | Done) and not as_json:
+            say(f"  {_wall(recording.head, record.at)}  {_note(record)}")
+        pair = walk.take(record)
+        if pair is None:
+            continue
+        line = _line(recording.head, *pair)
+        kind = _kind(line.reason)
+        telling = line.phase != shown_phase or kind != shown_reason or line.actions or line.was_actions is not None
+        if every or telling:
+            say_json(line) if as_json else _say(line)
+        shown_reason, shown_phase = kind, line.phase
+    summary = {
+        "decisions": walk.decided,
+        "differ": walk.differ,
+        "skipped": walk.skipped,
+        "damaged_lines": recording.damaged,
+    }
+    if as_json:
+        say_json(summary)
+    else:
+        say(
+            ", ".join(
+                f"{count} {what.replace('_', ' ')}" for what, count in summary.items() if count or what == "differ"
+            )
+        )
+
+
+def _introduce(head: Head, policy: Path | None) -> None:
+    say(f"node {head.node}, boot {head.boot[:8]}, written by powerguard {head.version} from {head.created}")
+    if policy is not None:
+        say(f"decided by the policy of {policy}; what ranks and UPS answered is as it was")
+
+
+def _line(head: Head, tick: Tick, decision: Decision) -> Line:
+    now, was = _words(decision.actions), _words(tick.actions)
+    line = Line(tick.at, _wall(head, tick.at), decision.state.phase.value, decision.reason, now)
+    if tick.phase is not decision.state.phase:
+        line.was_phase = tick.phase.value
+    if decision.actions != tick.actions or line.was_phase:
+        line.was_actions = was
+    return line
+
+
+def _say(line: Line) -> None:
+    differs = line.was_actions is not None
+    say(f"{'!' if differs else ' '} {line.wall}  {line.phase:<10}  {line.reason}")
+    for action in line.actions:
+        say(f"{'':<27}  {action}")
+    if differs:
+        was = ", ".join(line.was_actions or ()) or "nothing"
+        say(f"{'':<27}  then: {line.was_phase or line.phase}, {was}")
+
+
+def _words(actions: tuple[Actions, ...]) -> tuple[str, ...]:
+    """Orders, the same one to many ranks once."""
+    found: dict[str, list[int]] = {}
+    for action in actions:
+        if isinstance(action, Halt):
+            found[f"HALT ({action.reason})"] = []
+        elif isinstance(action, Announce):
+            found[f"{action.level}: {action.text}"] = []
+        elif type(action.message).__name__ not in _LATER:
+            found.setdefault(f"{type(action.message).__name__} to {action.job}", []).append(action.rank)
+    return tuple(f"{text} rank {', '.join(map(str, ranks))}" if ranks else text for text, ranks in found.items())
+
+
+def _note(record: Fault | Done) -> str:
+    return f"FAULT: {record.text}" if isinstance(record, Fault) else f"halt: {record.what}"
+
+
+def _wall(head: Head, at: float) -> str:
+    created = datetime.fromisoformat(head.created)
+    return (created + timedelta(seconds=at - head.at)).strftime("%d %H:%M:%S.%f")[:-5]
+
+
+def _kind(reason: str) -> str:
+    """A reason without its numbers: a countdown is told once."""
+    return "".join(char for char in reason if not char.isdigit() and char != ".")

@@ -1,0 +1,300 @@
+"""The loop: gather, decide, check, journal, act, feed the watchdog. Nothing but this loop decides or acts.
+
+Collaborators are given; everything that comes in does so through the inbox. What may break without ending the loop:
+a UPS reader, the bus, the journal's disk, the notify program, the metrics endpoint. What ends it: a decision that
+breaks a law, which is powerguard's own fault: ranks are told to save by themselves, and systemd starts it anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+
+import structlog
+from msgspec.structs import replace
+
+from powerguard import __version__
+from powerguard.config import Config, describe_change
+from powerguard.core import lawful
+from powerguard.core.decide import DRY_RUN, decide
+from powerguard.core.messages import Prepare, Purpose
+from powerguard.core.poll import poll_wait
+from powerguard.core.state import Decision, State
+from powerguard.core.types import Actions, Announce, Command, Halt, Observation, PageReport, Phase, Send
+from powerguard.errors import ConfigError, InvariantError
+from powerguard.node.parts import Parts
+from powerguard.node.poweroff import Result
+from powerguard.node.status import Shell, Status, describe
+
+HOLD_S = 45.0
+"""Once halting, a SIGTERM is not obeyed before `halt_s` is over, at most this long: LOGIN keeps the power on."""
+SHUTDOWN_COMM = "systemd-shutdow"
+"""/proc/1/comm once every service is stopped: nothing is left to be waited for (15 bytes, prctl(2))."""
+
+_NAMES = {"event": "event_id", "level": "level_", "message": "message_", "always": "always_"}
+"""Facts whose names a log line already uses."""
+
+log = structlog.get_logger()
+
+
+class Daemon:
+    """One node's daemon, from *state* on. `run` returns the exit code."""
+
+    def __init__(self, config: Config, state: State, parts: Parts) -> None:
+        self.config, self.state, self._parts = config, state, parts
+        self.reason = ""
+        self._started_at = parts.clock()
+        self._stopping = False
+        self._journal_trouble = ""
+        self.replies: queue.SimpleQueue[Announce] = queue.SimpleQueue()  # to the operator's commands
+        self._exit_code: int | None = None
+
+    def run(self) -> int:
+        """Until it is asked to stop."""
+        self.begin()
+        while self._exit_code is None:
+            try:
+                self.tick()
+            except Exception as err:  # a fault of ours, whatever its kind: never go on with a state known to be wrong
+                self._last_resort(err)
+        return self.end(self._exit_code)
+
+    # ---- life --------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Opens the journal, starts the readers, and goes on with a halt that was ordered before a crash."""
+        parts, state = self._parts, self.state
+        parts.journal.begin(parts.clock(), self.config.policy)
+        parts.readers.apply(self.config.ups)
+        if state.phase is not Phase.ONLINE:
+            log.warning("going on where the last daemon was", phase=state.phase.value, event_id=state.event)
+        if state.halted_at is not None and not state.view.dry:
+            parts.power.halt(state.view.why)
+        parts.notify.ready(f"watching {len(self.config.ups)} UPS")
+        log.info(
+            "started",
+            node=state.node,
+            version=__version__,
+            feeds=[ups.name for ups in self.config.ups],
+            halt=parts.power.way.name,
+            journal=parts.journal.path,
+        )
+
+    def end(self, code: int) -> int:
+        """Leaves: ranks are told nothing and train on; LOGIN is given up unless the node goes down."""
+        parts = self._parts
+        going_down = self._going_down()
+        parts.notify.stopping("the node goes down" if going_down else "stopped")
+        log.info("stopped", code=code, phase=self.state.phase.value, login_kept=going_down)
+        parts.power.close()
+        parts.readers.close(logout=not going_down)
+        parts.bus.close()
+        parts.journal.close()
+        parts.teller.close()
+        return code
+
+    def _going_down(self) -> bool:
+        return self.state.halted_at is not None and not self.state.view.dry and self._parts.power.way.real
+
+    def _may_leave(self, now: float) -> bool:
+        """Whether a SIGTERM is obeyed now.
+
+        Once the node is halting, LOGIN is all that keeps a NUT primary from cutting the power while other services
+        still close their files. It is kept until that is done (systemd-shutdown has taken over as process 1), or
+        for as long as a halt may take by the configuration.
+        """
+        halted_at = self.state.halted_at
+        if halted_at is None or not self._going_down():
+            return True
+        with contextlib.suppress(OSError):
+            if self._parts.pid1() == SHUTDOWN_COMM:
+                return True
+        return now - halted_at >= min(HOLD_S, self.config.policy.halt_s)
+
+    # ---- one turn ----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Gather, decide, check, journal, act, feed the watchdog."""
+        parts = self._parts
+        taken = parts.inbox.drain(self._wait_s())
+        commands = [command for result in taken.results for command in self._halted(result)]
+        for wish in taken.wishes:
+            self._wish(wish)
+        now = parts.clock()
+        seen = replace(
+            taken.seen,
+            pages=(*taken.seen.pages, *self._pages(now)),
+            commands=(*taken.seen.commands, *commands),
+        )
+        decision = self._decide(seen, now)
+        before, self.state, self.reason = self.state, decision.state, decision.reason
+        self._note(now, before, seen, decision)
+        for action in decision.actions:
+            self._act(action)
+        if decision.state.phase is not before.phase:
+            parts.count(f"phase_{decision.state.phase.value}")
+        self._care()
+        if self._stopping and self._may_leave(now):
+            self._exit_code = 0
+        parts.notify.watchdog(f"{decision.state.phase.value}: {decision.reason}")
+
+    def _wait_s(self) -> float:
+        wait_s = poll_wait(self.config.policy, self.state, self._parts.clock())
+        watchdog_s = self._parts.notify.watchdog_s
+        wait_s = min(wait_s, 0.2) if self._stopping else wait_s
+        return wait_s if watchdog_s is None else min(wait_s, watchdog_s / 4)
+
+    def _decide(self, seen: Observation, now: float) -> Decision:
+        """A lawful decision."""
+        decision = decide(self.config.policy, self.state, seen, now)
+        lawful.check(self.config.policy, self.state, decision, now)
+        return decision
+
+    def _note(self, now: float, before: State, seen: Observation, decision: Decision) -> None:
+        """Journals before anything is done. What fails here costs the memory of a restart, never the act."""
+        try:
+            self._parts.journal.tick(
+                now, before, seen, decision.state, actions=decision.actions, reason=decision.reason
+            )
+        except Exception as err:
+            log.error("journal refused a record", why=f"{type(err).__name__}: {err}")
+
+    def _last_resort(self, err: Exception) -> None:
+        """On battery every rank is asked to hold and, hearing nothing more, to save by itself; then the daemon ends."""
+        state, parts, policy = self.state, self._parts, self.config.policy
+        self._exit_code, seq = InvariantError.exit_code, state.seq + 1
+        why = str(err) if isinstance(err, InvariantError) else f"{type(err).__name__}: {err}"
+        log.error("a law was broken, ending", why=why, phase=state.phase.value, exc_info=err)
+        with contextlib.suppress(Exception):
+            parts.journal.fault(parts.clock(), seq, why)
+            parts.count("fault")
+        mains = state.phase is Phase.ONLINE and state.power is not None and state.power.on_battery is False
+        if not mains:
+            event = state.event or "fault"
+            order = Prepare(seq, event, Purpose.STOP, policy.hold_max_s, f"{event}-{seq}", "powerguard is at fault")
+            for name, job in state.jobs.items():
+                for rank in job.members:
+                    self._send(Send(name, rank, order))
+
+    # ---- acting ------------------------------------------------------------------------------------
+
+    def _act(self, action: Actions) -> None:
+        if isinstance(action, Send):
+            self._send(action)
+        elif isinstance(action, Announce):
+            self._announce(action)
+        elif isinstance(action, Halt):
+            log.warning("powering off", why=action.reason, method=self._parts.power.way.name, always=True)
+            self._parts.count("halt")
+            self._parts.power.halt(action.reason)
+
+    def _send(self, send: Send) -> None:
+        try:
+            self._parts.bus.send(send.job, send.rank, send.message)
+        except Exception as err:  # what isn't acknowledged is sent again by the next decisions
+            log.error("bus can't send", why=str(err), job=send.job, rank=send.rank)
+
+    def _announce(self, news: Announce) -> None:
+        facts = {_NAMES.get(key, key): value for key, value in news.facts.items()}
+        getattr(log, news.level)(news.text, always=True, **facts)
+        if "command" in news.facts:
+            self.replies.put(news)
+        self._parts.teller.tell(news)
+
+    def _halted(self, result: Result) -> tuple[Command, ...]:
+        """What became of an attempt to halt; a dry run is told to the core, which then waits for mains."""
+        self._parts.journal.done(self._parts.clock(), result.text)
+        if not result.done:
+            log.error("the node can't be powered off, trying again", why=result.text)
+            return ()
+        log.warning(result.text, always=True)
+        if result.real:
+            return ()
+        self._parts.power.again()
+        return (Command(DRY_RUN, "daemon"),)
+
+    def _pages(self, now: float) -> tuple[PageReport, ...]:
+        try:
+            return self._parts.bus.pages(now)
+        except Exception as err:
+            log.error("bus can't read pages", why=str(err))
+            return ()
+
+    def _care(self) -> None:
+        """What isn't deciding: poll rates, threads that ended, the journal's health."""
+        parts, state = self._parts, self.state
+        calm = state.phase is Phase.ONLINE and state.power is not None and state.power.on_battery is False
+        parts.readers.poll(self.config.policy.poll_online_s if calm else self.config.policy.poll_battery_s)
+        parts.readers.care()
+        try:
+            trouble = parts.bus.care()
+        except Exception as err:
+            trouble = str(err)
+        if trouble:
+            log.error("bus is in trouble", why=trouble)
+        if bool(parts.journal.trouble) != bool(self._journal_trouble):
+            self._journal_trouble = parts.journal.trouble
+            if self._journal_trouble:
+                parts.count("journal_failed")
+                text = "the journal can't be written; decisions go on without it"
+                self._announce(Announce("error", text, {"why": self._journal_trouble}))
+            else:
+                self._announce(Announce("info", "the journal can be written again", {}))
+
+    def status(self) -> Status:
+        """What is told to whoever asks, on their thread."""
+        parts = self._parts
+        shell = Shell(
+            version=__version__,
+            pid=os.getpid(),
+            started_at=self._started_at,
+            halt=parts.power.way.name,
+            journal=parts.journal.path,
+            journal_trouble=parts.journal.trouble,
+            reason=self.reason,
+            logins=parts.readers.logins(),
+            login_problems=parts.readers.problems(),
+        )
+        return describe(self.config, self.state, shell, parts.clock())
+
+    # ---- wishes ------------------------------------------------------------------------------------
+
+    def _wish(self, what: str) -> None:
+        if what == "stop" and not self._stopping:
+            self._stopping = True
+            if not self._may_leave(self._parts.clock()):
+                log.warning("asked to stop while the node goes down: staying logged in to the UPS", always=True)
+        elif what == "reload":
+            self._reload()
+
+    def _reload(self) -> None:
+        """Takes the configuration anew; one with mistakes is refused, and the old one stays in force."""
+        parts = self._parts
+        parts.notify.reloading()
+        try:
+            new = parts.reload()
+        except ConfigError as err:
+            log.error("reload refused, the old configuration stays in force", always=True, problems=len(err.problems))
+            for problem in err.problems or (err.message,):
+                log.error("problem", always=True, what=problem)
+        else:
+            self._apply(new)
+        parts.notify.ready(self.reason)
+
+    def _apply(self, new: Config) -> None:
+        parts = self._parts
+        changes = describe_change(self.config, new)
+        for change in changes:
+            later = change.startswith(("node.", "metrics.")) and not change.startswith("node.min_supplies")
+            log.info(
+                "configuration changed", always=True, what=change, **({"takes_effect": "restart"} if later else {})
+            )
+        if not changes:
+            log.info("configuration is unchanged", always=True)
+        self.config = replace(new, node=replace(self.config.node, min_supplies=new.node.min_supplies))
+        parts.journal.rules(parts.clock(), new.policy)
+        parts.readers.apply(new.ups)
+        parts.teller.command = new.notify.command
+        if not parts.power.ordered:
+            parts.power.way = parts.way(new)

@@ -1,0 +1,81 @@
+"""The one place where everything comes in: threads and signal handlers put values, the loop takes them."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections import deque
+
+from msgspec import Struct
+
+from powerguard.core.messages import Beat
+from powerguard.core.types import Command, Observation, PageReport, RankReport, Sample
+from powerguard.node.poweroff import Result
+
+TAKE_MAX = 4096
+"""Values taken at once, so that a flood can't keep a decision from being made."""
+HELD_MAX = 65536
+"""Values held; beyond, new ones are dropped: every message of the protocol is repeated until it is answered."""
+
+
+class Wish(Struct, frozen=True):
+    """Something for the shell itself: "stop", "reload", or "" to look anew."""
+
+    what: str = ""
+
+
+Item = Sample | RankReport | PageReport | Command | Result | Wish
+
+
+class Taken(Struct, frozen=True):
+    """What came in, sorted by who it is for."""
+
+    seen: Observation
+    results: tuple[Result, ...] = ()
+    wishes: tuple[str, ...] = ()
+
+
+class Inbox:
+    """`put` may be called from any thread and from a signal handler; `drain` by the loop alone.
+
+    A beat doesn't wake the loop: with eight ranks there are eight a second, and they can wait for the next tick.
+    """
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._items: queue.SimpleQueue[tuple[int, Item]] = queue.SimpleQueue()
+        self._beats: deque[tuple[int, Item]] = deque(maxlen=HELD_MAX)
+        self._count = itertools.count()
+
+    def put(self, item: Item) -> None:
+        """Takes *item* in. Never waits."""
+        numbered = (next(self._count), item)
+        if isinstance(item, RankReport) and isinstance(item.message, Beat):
+            self._beats.append(numbered)
+        elif self._items.qsize() < HELD_MAX or isinstance(item, Wish | Result | Command):
+            self._items.put(numbered)
+        else:
+            self.dropped += 1
+
+    def drain(self, wait_s: float) -> Taken:
+        """Everything that has come in, waiting at most *wait_s* for the first that isn't a beat."""
+        got: list[tuple[int, Item]] = []
+        try:
+            got.append(self._items.get(timeout=max(0.0, wait_s)))
+            while len(got) < TAKE_MAX:
+                got.append(self._items.get_nowait())
+        except queue.Empty:
+            pass
+        got += [self._beats.popleft() for _ in range(min(TAKE_MAX, len(self._beats)))]
+        got.sort(key=lambda numbered: numbered[0])
+        items = [item for _, item in got]
+        return Taken(
+            Observation(
+                samples=tuple(i for i in items if isinstance(i, Sample)),
+                reports=tuple(i for i in items if isinstance(i, RankReport)),
+                pages=tuple(i for i in items if isinstance(i, PageReport)),
+                commands=tuple(i for i in items if isinstance(i, Command)),
+            ),
+            results=tuple(i for i in items if isinstance(i, Result)),
+            wishes=tuple(i.what for i in items if isinstance(i, Wish)),
+        )

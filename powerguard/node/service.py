@@ -1,0 +1,175 @@
+"""Builds the daemon from its configuration file and runs it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from powerguard import __version__
+from powerguard import config as configuration
+from powerguard.config import Config, UpsConfig
+from powerguard.core.state import State, initial
+from powerguard.core.types import Command
+from powerguard.errors import PowerguardError
+from powerguard.journal import Folded, Journal, fold
+from powerguard.node import clock, logs, memory, poweroff, tls
+from powerguard.node.ask import CONTROL_SOCKET, Answer, Ask, Control
+from powerguard.node.bus import RANKS_SOCKET, Bus
+from powerguard.node.daemon import Daemon
+from powerguard.node.inbox import Inbox, Wish
+from powerguard.node.metrics import Metrics
+from powerguard.node.parts import Parts
+from powerguard.node.poweroff import Poweroff, Way
+from powerguard.node.readers import Readers
+from powerguard.node.sd_notify import Notifier
+from powerguard.node.tell import Teller
+from powerguard.node.ups import UpsReader
+from powerguard.node.ups_line import UpsAddress
+
+REPLY_S = 3.0
+"""An operator's order is decided at the next tick; longer than this means that the loop is stuck."""
+ORDERS = ("flush", "park", "resume")
+
+log = structlog.get_logger()
+
+
+def serve(path: Path, *, really: bool, json_logs: bool) -> int:
+    """Runs the daemon until it is told to stop; its exit code.
+
+    Raises ConfigError, or DirectoryError where its sockets can't be made or another daemon has them.
+    """
+    config = _load(path, json_logs=json_logs)
+    boot, now = clock.boot_id(), clock.now()
+    folded = _remembered(config, boot)
+    state = _state(config, folded, boot, now)
+    inbox = Inbox()
+    service = _Service(inbox)
+    control = Control(Path(config.node.run_dir) / CONTROL_SOCKET, serve=service.answer, group=config.node.socket_group)
+    bus = Bus(
+        Path(config.node.run_dir) / RANKS_SOCKET,
+        put=inbox.put,
+        clock=clock.now,
+        group=config.node.socket_group,
+        control=control,
+    )
+    parts = Parts(
+        clock=clock.now,
+        inbox=inbox,
+        readers=Readers(lambda ups, poll_s: _reader(ups, poll_s, inbox), clock.now),
+        bus=bus,
+        journal=Journal(config.node.state_dir, boot=boot, node=config.node.name, version=__version__, folded=folded),
+        notify=Notifier(),
+        teller=Teller(config.notify.command, config.node.name),
+        power=Poweroff(_way(config, really=really), inbox.put),
+        reload=lambda: _load(path, json_logs=json_logs),
+        way=lambda new: _way(new, really=really),
+    )
+    daemon = service.daemon = Daemon(config, state, parts)
+    metrics = _metrics(config, daemon)
+    if metrics is not None:
+        parts.count = metrics.count
+    _prepare(config, inbox, parts.power.way, really=really)
+    try:
+        return daemon.run()
+    finally:
+        if metrics is not None:
+            metrics.close()
+
+
+class _Service:
+    """Answers the control socket, on its thread."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self.daemon: Daemon | None = None
+
+    def answer(self, question: Ask) -> Answer:
+        """The status, or what became of an order. One question at a time."""
+        daemon = self.daemon
+        if daemon is None:
+            return Answer(False, "the daemon is starting, ask again")
+        if question.verb == "status":
+            return Answer(True, data=msgspec.to_builtins(daemon.status()))
+        if question.verb not in ORDERS:
+            return Answer(False, f"{question.verb[:40]!r} isn't an order; known are {', '.join(ORDERS)}")
+        while not daemon.replies.empty():  # of an order whose asker had gone
+            daemon.replies.get_nowait()
+        log.info("order", verb=question.verb, by=question.by, always=True)
+        self._inbox.put(Command(question.verb, question.by))
+        try:
+            reply = daemon.replies.get(timeout=REPLY_S)
+        except Exception:
+            return Answer(False, f"{question.verb}: not decided within {REPLY_S:g} s; see the log")
+        return Answer(not reply.facts.get("refused"), reply.text)
+
+
+def _load(path: Path, *, json_logs: bool) -> Config:
+    config = configuration.load(path)
+    as_json = json_logs or config.log.format == "json" or (config.log.format == "auto" and logs.under_systemd())
+    logs.set_up(level=config.log.level, json=as_json)
+    return config
+
+
+def _remembered(config: Config, boot: str) -> Folded:
+    """What the last daemon of this boot left; nothing if it can't be understood, which is said."""
+    try:
+        return fold(config.node.state_dir, boot)
+    except Exception as err:  # a journal of another version, say: better no memory than no daemon
+        log.error("the journal can't be understood, starting anew", why=f"{type(err).__name__}: {err}")
+        return Folded()
+
+
+def _state(config: Config, folded: Folded, boot: str, now: float) -> State:
+    state = folded.state or initial(boot, now)
+    return msgspec.structs.replace(state, node=config.node.name, seq=max(state.seq, folded.seq_floor))
+
+
+def _reader(ups: UpsConfig, poll_s: float, inbox: Inbox) -> UpsReader:
+    return UpsReader(
+        UpsAddress.parse(ups.name),
+        inbox.put,
+        clock.now,
+        feed=ups.name,
+        user=ups.user or None,
+        password=ups.password.reveal() or None,
+        tls=tls.context(ups),
+        poll_s=poll_s,
+        answer_s=min(2.0, ups.answer_max_s),
+        poll_max_s=ups.answer_max_s,
+    )
+
+
+def _way(config: Config, *, really: bool) -> Way:
+    return poweroff.choose(config.halt.method, config.halt.command, really=really)
+
+
+def _metrics(config: Config, daemon: Daemon) -> Metrics | None:
+    """The endpoint, if one is wanted; that it can't be had is no reason not to watch."""
+    if not config.metrics.listen:
+        return None
+    try:
+        return Metrics(*config.metrics.address, daemon.status)
+    except PowerguardError as err:
+        log.error("no metrics", why=str(err))
+        return None
+
+
+def _prepare(config: Config, inbox: Inbox, way: Way, *, really: bool) -> None:
+    """What is needed in the dark is proven now, and said if it isn't there."""
+    signal.signal(signal.SIGTERM, lambda *_: inbox.put(Wish("stop")))
+    signal.signal(signal.SIGINT, lambda *_: inbox.put(Wish("stop")))
+    signal.signal(signal.SIGHUP, lambda *_: inbox.put(Wish("reload")))
+    why = memory.lock()
+    if why and logs.under_systemd():
+        log.warning("memory isn't locked", why=why)
+    if not way.real:
+        wanted = config.halt.method
+        log.warning("dry run: this node will not be powered off", method=wanted, really=really)
+        return
+    try:
+        log.info("halt is possible", how=way.prove())
+    except PowerguardError as err:
+        log.error("halt is not possible now", why=err.message, todo=err.todo)
