@@ -14,6 +14,7 @@ from powerguard.core.need import Need, eased
 from powerguard.core.phase import Do, Flush, FlushView, Next, PhaseView
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.poll import FAST_S, poll_wait
+from powerguard.core.serve import entered
 from powerguard.core.state import State, event_id, initial
 from powerguard.core.types import Announce, Comm, Command, Halt, Observation, Phase, Sample, Send
 from powerguard.core.why import Case
@@ -548,6 +549,18 @@ def test_commands_are_answered():
 
     assert answers == {"resume": True, "park": False, "dance": True}
     assert Phase.PARKED is decision.state.phase  # nobody to flush
+
+
+def test_ranks_are_given_the_runway_at_a_flushs_load():
+    """A stop at 100 s of runway gives 200 s to ranks whose flush draws half: a fresh save isn't given up for nothing."""
+    given = []
+    for share in (1.0, 0.5):
+        need = replace(NEED, eased=share)
+        state = replace(initial("boot", 0.0), power=replace(OFF, runway_s=100.0), need=need)
+        stop = Next(at(Phase.FLUSHING), (), "stop: runway")
+        given.append(entered(POLICY, state, stop, 100.0).deadline_at)
+
+    assert given == [200.0, 300.0]
 
 
 def ranks_of(world: World, kind: type[object]) -> set[tuple[str, int]]:
