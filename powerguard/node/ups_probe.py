@@ -85,12 +85,13 @@ def discover(
         with CheckedClient(host, port, tls=tls, until=time.monotonic() + within_s) as client:
             return {name: printable(description) for name, description in client.list_ups().items()}
     except NutError as error:
-        raise explain(UpsAddress("*", host, port), error) from None
+        raise explain(UpsAddress("", host, port), error) from None
 
 
 def explain(address: UpsAddress, error: NutError, *, user: str | None = None, upses: tuple[str, ...] = ()) -> UpsError:
     """*error* as an operating error, with what to do about it."""
-    what, code = f"{address}: {printable(str(error))}", error.code if isinstance(error, Refused) else ""
+    where, code = str(address).removeprefix("@"), error.code if isinstance(error, Refused) else ""
+    what = f"{where}: {printable(str(error))}"
     if error.comm is Comm.UNREACHABLE:
         return UpsUnreachable(
             what, todo=f"check that upsd runs on {address.host}, that upsd.conf has a LISTEN line for that address "
@@ -102,16 +103,16 @@ def explain(address: UpsAddress, error: NutError, *, user: str | None = None, up
         return UpsNotReady(what, todo=f"start the driver on {address.host}: upsdrvctl start {address.ups}")
     if code == "UNKNOWN-UPS":
         there = f"it has {', '.join(upses)}" if upses else "it has none"
-        return UpsUnknown(f"{address}: the server has no UPS of that name", todo=f"{there}; correct the name")
+        return UpsUnknown(f"{where}: the server has no UPS of that name", todo=f"{there}; correct the name")
     if code == "CERTIFICATE":
         return UpsRefused(what, todo="give the right CA file, or a host name that is in the certificate")
     if code.startswith("FEATURE-NOT"):
         return UpsRefused(
-            f"{address}: the server offers no TLS", todo="give upsd a certificate (CERTFILE, or CERTPATH), or drop tls"
+            f"{where}: the server offers no TLS", todo="give upsd a certificate (CERTFILE, or CERTPATH), or drop tls"
         )
     if code == "ACCESS-DENIED":
         return UpsRefused(
-            f"{address}: user {user!r} may not log in",
+            f"{where}: user {user!r} may not log in",
             todo="compare user and password with upsd.users: the entry needs an 'upsmon secondary' or 'upsmon primary' "
             "line, and upsd must have been reloaded since",
         )

@@ -101,5 +101,5 @@ def test_discover(upsd):
     upsd.replace("rack2", {})
     assert discover(upsd.host, upsd.port) == {"demo": "the rack", "rack2": "Description unavailable"}
     upsd.fault("refuse")
-    with pytest.raises(UpsUnreachable):
+    with pytest.raises(UpsUnreachable, match=rf"^127\.0\.0\.1:{upsd.port}: "):
         discover(upsd.host, upsd.port, within_s=0.3)

@@ -21,6 +21,13 @@ ups.mfr: A"B\C
 device.description: he said "hi" and \\ back
 """
 
+STORY = """
+ups.status: OL
+TIMER 1
+ups.status: OB DISCHRG
+TIMER 1
+"""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything here needs NUT."""
@@ -35,8 +42,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def nut() -> Iterator[RealNut]:
-    """A running upsd with dummy UPSes, `demo`, `other` and `odd`, for all tests, which leave it as it was."""
-    with RealNut({"demo": DEVICE, "other": DEVICE, "odd": ODD}, maxage_s=3) as running:
+    """A running upsd with dummy UPSes, `demo`, `other` and more, for all tests, which leave it as it was."""
+    with RealNut({"demo": DEVICE, "other": DEVICE, "odd": ODD, "story": STORY}, maxage_s=3) as running:
         yield running
 
 

@@ -17,7 +17,7 @@ from powerguard.node.ups_line import UpsAddress
 from powerguard.node.ups_probe import discover, probe
 from powerguard.sim.nut import RealNut
 
-NAMES = {"demo": "powerguard demo", "other": "powerguard other", "odd": "powerguard odd"}
+NAMES = {name: f"powerguard {name}" for name in ("demo", "other", "odd", "story")}
 
 USER = {"user": "secondary", "password": "secondarypw"}
 
@@ -56,6 +56,13 @@ def test_a_change_is_seen_within_two_seconds(nut, listen):
         began = time.monotonic()
         listener.until(lambda sample, status=status: sample.variables.get("ups.status") == status)
         assert time.monotonic() - began < 3.0
+
+
+def test_a_sequence_is_played(listen):
+    """The text of a `.seq` file runs by its timers: on line and on battery in turn."""
+    listener = listen("story")
+    for status in ("OL", "OB DISCHRG", "OL"):
+        listener.until(lambda sample, status=status: sample.variables.get("ups.status") == status)
 
 
 def test_odd_values(nut):
@@ -121,7 +128,7 @@ def test_a_wrong_password(nut, listen):
 def test_a_wrong_name(nut, listen):
     """REFUSED for the reader; the probe lists the names that there are."""
     assert "unknown ups" in listen("nosuch").comm(Comm.REFUSED).detail
-    with pytest.raises(UpsUnknown, match="it has demo, other, odd"):
+    with pytest.raises(UpsUnknown, match="it has demo, other, odd, story"):
         probe(address(nut, "nosuch"))
 
 
