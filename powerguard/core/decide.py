@@ -273,7 +273,7 @@ def _command_resume(case: Case) -> Next:
         return _stay(replace(view, held=False), "resume: training goes on once the flush is done and mains are there")
     if view.phase is Phase.FLUSHING:
         return _refuse(case, "resume: a stop is never withdrawn; training goes on after the flush if mains are there")
-    return _refuse(case, "resume: on battery; training goes on by itself when mains are back")
+    return _refuse(case, "resume: no mains; training goes on by itself when they are back")
 
 
 def _command_dry(case: Case) -> Next:
