@@ -141,6 +141,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--save", type=Path, help="file for the trained parameters")
     parser.add_argument("--trace", type=Path, help="folder for one line a step, to compare runs bit for bit")
     parser.add_argument("--pace", type=float, default=0.0, help="a step lasts at least so many seconds (for drills)")
     return parser.parse_args()
@@ -186,6 +187,8 @@ def main() -> int:
 
     if not guard.stopped:
         trace.write(event="end", step=args.steps, parameters=fingerprint(model))
+        if args.save is not None and rank == 0:
+            torch.save(model.state_dict(), args.save)
         if dist.is_initialized():
             dist.destroy_process_group()
     # (4) 75 when stopped by a power failure, so that a scheduler queues the run again; 0 when done.

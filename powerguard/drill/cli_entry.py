@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -17,6 +16,7 @@ from powerguard.drill import report as page
 from powerguard.drill.plan import PLANS, choose
 from powerguard.drill.run import Outcome, run
 from powerguard.drill.screen import Screen
+from powerguard.drill.supply import boottime
 from powerguard.drill.told import from_journal
 from powerguard.errors import DrillFailed
 
@@ -52,8 +52,8 @@ def drill(
     folder = out or Path(f"drill-{plan.name}-{datetime.now():%Y%m%d-%H%M%S}")  # noqa: DTZ005 - a name for people
     was = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with Screen(_clock, sys.stderr) as screen:
-            outcome = run(plan, folder, screen, _clock)
+        with Screen(boottime, sys.stderr) as screen:
+            outcome = run(plan, folder, screen, boottime)
     finally:
         signal.signal(signal.SIGTERM, was)
     _tell(outcome, as_json=as_json)
@@ -86,10 +86,6 @@ def report(
     story = from_journal(journal, outage=outage - 1)
     path = page.write(story, out or Path(journal.stem).with_suffix(".html"))
     sys.stdout.write(f"{story.title}: {story.verdict}\nreport: {path}\n")
-
-
-def _clock() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -55,7 +55,7 @@ class DaemonProcess:
     def check(self) -> None:
         """DrillFailed with its last words if it ended."""
         if self._process is not None and self._process.poll() is not None:
-            raise DrillFailed(f"the daemon ended with {self._process.returncode}", todo=tail(self.log))
+            raise DrillFailed(f"the daemon ended with {self._process.returncode}", todo=last_words(self.log))
 
     @property
     def listening(self) -> bool:
@@ -94,8 +94,10 @@ def environment(run_dir: Path) -> dict[str, str | None]:
     return env
 
 
-def tail(path: Path, lines: int = 12) -> str:
-    """The last lines of a log, for an error message."""
+def last_words(path: Path) -> str:
+    """The end of a log, in one line, for an error message."""
     with suppress(OSError):
-        return f"{path} ends with:\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+        lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+        if lines:
+            return f"{path} ends with: {lines[-1][:300]}"
     return f"{path} is empty"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from msgspec.structs import replace
 
 from powerguard.drill.plan import Plan
-from powerguard.drill.supply import Supply
+from powerguard.drill.supply import Supply, boottime
 from powerguard.sim.battery import SimUps, UpsSpec
 from powerguard.sim.nut import RealNut
 from powerguard.sim.upsd import SimUpsd
@@ -16,6 +16,47 @@ from powerguard.sim.upsd import SimUpsd
 UPS = "drill"
 _NUT_EVERY_S = 1.0
 """dummy-ups looks at its file once a second; more writes would only be in its way."""
+
+
+class SimulatedUps:
+    """A UPS in real time with a NUT server of its own, to be made to fail."""
+
+    def __init__(self, supply: Supply, upsd: SimUpsd) -> None:
+        self.supply, self.upsd = supply, upsd
+        self.address = upsd.address(UPS)  # "drill@127.0.0.1:PORT", as in the daemon's configuration
+
+    def cut_mains(self) -> float:
+        """The mains fail; the instant, CLOCK_BOOTTIME."""
+        return self.supply.cut_mains()
+
+    def restore_mains(self) -> float:
+        """The mains are back; the instant."""
+        return self.supply.restore_mains()
+
+    def load(self, load_pct: float) -> None:
+        """What hangs on it, in percent of its rating."""
+        self.supply.load(load_pct)
+
+    @property
+    def flat(self) -> bool:
+        """The battery is flat and the output off."""
+        return self.supply.flat
+
+    def fault(self, kind: str, *, times: int | None = None, after: int = 0, seconds: float = 0.0) -> None:
+        """The server fails in a way of `sim.upsd` ("stale", "driver-gone", "silent", "cut", "refuse", ...)."""
+        self.upsd.fault(kind, times=times, after=after, seconds=seconds)
+
+    def clear(self) -> None:
+        """All faults end."""
+        self.upsd.clear()
+
+
+@contextmanager
+def simulated(runtime_s: float = 60.0, load_pct: float = 70.0, seed: int = 1) -> Iterator[SimulatedUps]:
+    """A UPS on line whose battery carries *load_pct* for *runtime_s*."""
+    ups = SimUps(UpsSpec.small(runtime_s, load_pct), seed, load_pct=load_pct)
+    with SimUpsd() as upsd, _supply(ups, lambda v: upsd.replace(UPS, v), boottime, load_pct) as supply:
+        yield SimulatedUps(supply, upsd)
 
 
 @contextmanager
@@ -29,20 +70,20 @@ def power(plan: Plan, clock: Callable[[], float]) -> Iterator[tuple[Supply, str]
         spec = replace(spec, firmware=replace(spec.firmware, refresh_s=_NUT_EVERY_S))
     ups = SimUps(spec, plan.seed, load_pct=plan.loads.training)
     if not plan.nut:
-        with SimUpsd() as upsd, _supply(ups, lambda v: upsd.replace(UPS, v), clock, plan) as supply:
+        with SimUpsd() as upsd, _supply(ups, lambda v: upsd.replace(UPS, v), clock, plan.loads.training) as supply:
             yield supply, upsd.address(UPS)
         return
     with RealNut({UPS: _fit(ups.variables())}) as nut:
         publish = _Sparing(lambda variables: nut.set(UPS, _fit(variables)), clock)
-        with _supply(ups, publish, clock, plan) as supply:
+        with _supply(ups, publish, clock, plan.loads.training) as supply:
             yield supply, nut.address(UPS)
 
 
 @contextmanager
 def _supply(
-    ups: SimUps, publish: Callable[[Mapping[str, str]], None], clock: Callable[[], float], plan: Plan
+    ups: SimUps, publish: Callable[[Mapping[str, str]], None], clock: Callable[[], float], load_pct: float
 ) -> Iterator[Supply]:
-    supply = Supply(ups, publish, clock, plan.loads.training)
+    supply = Supply(ups, publish, clock, load_pct)
     try:
         yield supply.start()
     finally:

@@ -5,6 +5,7 @@ Every wait is bounded, and whatever happens nothing is left running.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from powerguard.drill import compare, tale
-from powerguard.drill.daemon import tail
+from powerguard.drill.daemon import last_words
 from powerguard.drill.node import Node
 from powerguard.drill.plan import MainsBack, Plan
 from powerguard.drill.power import power
@@ -167,7 +168,7 @@ class _Drill:
         return self.node.undisturbed is not None and self.node.undisturbed.poll() == 0
 
     @staticmethod
-    def _no_failure(process: object, log: Path, what: str) -> None:
-        code = getattr(process, "returncode", None) if process is not None else None
+    def _no_failure(process: subprocess.Popen[bytes] | None, log: Path, what: str) -> None:
+        code = process.poll() if process is not None else None
         if code not in (None, 0):
-            raise DrillFailed(f"{what} ended with {code}", todo=tail(log))
+            raise DrillFailed(f"{what} ended with {code}", todo=last_words(log))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct
@@ -11,6 +12,11 @@ from powerguard.sim.battery import SimUps
 
 TICK_S = 0.1
 Publish = Callable[[Mapping[str, str]], None]
+
+
+def boottime() -> float:
+    """CLOCK_BOOTTIME seconds, as the daemon's instants."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Truth(Struct, frozen=True):

@@ -13,7 +13,7 @@ from powerguard.core.messages import SealWritten
 from powerguard.core.state import State
 from powerguard.core.types import Phase
 from powerguard.drill.curves import need_of, runway_of
-from powerguard.drill.daemon import tail
+from powerguard.drill.daemon import last_words
 from powerguard.drill.marks import Log
 from powerguard.drill.moments import Follower, Moment
 from powerguard.drill.node import Node
@@ -59,7 +59,7 @@ class Watch:
         end = self.clock() + within_s
         while not done():
             if self.clock() > end:
-                logs = "\n".join(tail(path) for path in (self.node.ranks_log, self.node.daemon.log))
+                logs = "; ".join(last_words(path) for path in (self.node.ranks_log, self.node.daemon.log))
                 raise DrillFailed(f"waited {within_s:.0f} s for {what}, in vain", todo=logs)
             self.look()
             time.sleep(LOOK_S)
