@@ -113,7 +113,7 @@ def blind_s(state: Runway, now: float) -> float:
 
 def _evidence(draw: Draw, now: float, scale: float) -> dict[str, float]:
     """Each witness's own seconds left, unscaled by trust, and what they rest on."""
-    evidence = {"prior_s": max(0.0, draw.prior_at - now) * scale, "used": draw.used, "load": draw.load}
+    evidence = {"prior_s": max(0.0, draw.prior_at - now) * scale, "used": draw.used, "load": draw.load.mean}
     if draw.firmware.seconds >= 0.0:
         evidence["runtime_s"] = max(0.0, draw.firmware.at + draw.firmware.seconds - now) * scale
         evidence["kappa"] = draw.firmware.kappa

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from powerguard.core import capacity
 from powerguard.core.bound import FROM_S
-from powerguard.core.draw import Draw, Mains
+from powerguard.core.draw import Draw, Mains, Tally
 from powerguard.core.evidence import (
     CHARGE_FLOOR_PCT,
     CHARGE_FROM_S,
@@ -30,24 +30,22 @@ from powerguard.core.evidence import (
     step_charge,
     step_runtime,
 )
+from powerguard.core.load import Load, see_load
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.types import Reading
 
 # Population: tuned on 20,000 simulated outages (see evidence.py), checked on others. Estimator seconds.
 BOTH, ONE, IDLE = 0.80, 0.60, 0.50
-STEP_SHARE = 0.30  # a load step: the mean is off by so much ...
-STEP_FOR_S = 20.0  # ... for so long
-LOAD_EW_S = 15.0
 IDLE_FROM_S = 24.0  # after parking, the stretched bound holds so long
 IDLE_UNMEASURED = 0.5  # a load that can't be measured isn't believed to fall further
 STRETCH_MAX = 4.0  # published tables: 4.4-4.7 at 30 % of the load
 STRETCH_TRUST = 0.8  # of a load that is expected, not measured
-EASED_BELOW = 0.8
 RECENT_RUNTIME = 0.65  # of a runtime reported soon after another outage
 RECENT_FLOOR_PCT = 22.0
 LOAD_LEAST = 0.10  # below, firmware runtimes are fiction (APC FAQ000246147; 65535 in nut#731)
 RUNTIME_MOST_S = 64800.0
 LOADED_V = (1.2, 2.16)  # per cell on battery
+POLLFREQ_S, ARRIVED_S = 30.0, 2.0  # after NUT's default pollfreq and a poll, values that are the same are the battery's
 ALIVE_S = 45.0  # a voltage not refreshed for longer is no second witness
 
 
@@ -68,52 +66,77 @@ class Poll(NamedTuple):
 
 def drain(poll: Poll, draw: Draw) -> Draw:
     """One poll on battery."""
-    reading, now, dt, fresh = poll.reading, poll.now, poll.dt, poll.fresh
+    reading, now, fresh = poll.reading, poll.now, poll.fresh
     t = now - draw.since
-    arrived = draw.arrived or (fresh and t > 0.0 and reading.on_battery is True)
-    load = draw.load
-    if reading.load_pct is not None:
-        share = max(capacity.LOAD_MIN, reading.load_pct / 100.0)
-        anew = load < 0.0 or (arrived and not draw.arrived)
-        load = share if anew else load + (share - load) * (dt / (LOAD_EW_S + dt))
-    if draw.settle:
-        if now - draw.stepped_at >= IDLE_FROM_S:
-            draw = _settled(poll, draw, load)
-    elif draw.ref > 0.0 and load >= 0.0:
-        draw = _watch_load(poll, draw, load)
-    ref = draw.ref
-    if ref <= 0.0 and arrived and t >= RUNTIME_FROM_S and not draw.settle:
-        ref = load
+    refresh = reading.pollfreq_s / poll.policy.time_scale if reading.pollfreq_s else POLLFREQ_S
+    arrived = draw.arrived or (fresh and t > 0.0) or t >= refresh + ARRIVED_S
+    draw, load = _measure(poll, draw, arrived)
+    ref = load.ref
     charge, firmware = _counters(poll, draw, load, arrived) if fresh else (draw.charge, draw.firmware)
     volts = _level(poll, draw) if arrived and reading.voltage is not None else draw.volts
-    rated, basis = capacity.rated_now(poll.feed, poll.mains.promise_s, load, poll.policy.time_scale)
-    used = draw.used + dt / rated
+    rated, basis = capacity.rated_now(poll.feed, poll.mains.promise_s, load.mean, poll.policy.time_scale)
+    used = draw.used + poll.dt / rated
     prior_at = now + _prior_s(poll, draw, charge, used=used, rated=rated, basis=basis)
     if not fresh and draw.prior_at >= 0.0:
         prior_at = min(prior_at, draw.prior_at)
-    raw, by = _combine(poll, draw, charge, firmware, volts, load=load, ref=ref, prior_at=prior_at)
+    raw, by = _combine(poll, draw, charge, firmware, volts, load=load, prior_at=prior_at)
     if not fresh and draw.raw >= 0.0:
         raw = min(raw, draw.raw)
     if poll.partial and draw.deadline >= 0.0:
         raw = min(raw, draw.deadline)
     median = _median(raw, draw.raw, draw.raw1)
-    first = draw.first_bound_s < 0.0 and t >= FROM_S
     lb = reading.low_battery
-    low_volts = volts is not draw.volts and 0.0 <= volts.value < VOLT_LOW
+    if ref <= 0.0 and arrived and t >= RUNTIME_FROM_S and not draw.settle:
+        load = Load(load.mean, load.mean)
     return Draw(
-        draw.since, draw.seen_whole, draw.soc, draw.recent, charge, firmware, volts, arrived, load, ref,
-        draw.off_since, draw.eased_at, draw.eased_left, draw.stepped_at, draw.idle, draw.settle,
-        draw.carry_s, draw.carry_at, draw.carry_factor, used, prior_at, raw, draw.raw, draw.raw1, median, by,
+        draw.since, draw.seen_whole, draw.soc, draw.recent, charge, firmware, volts, load, arrived, draw.stepped_at,
+        draw.idle, draw.settle, draw.carry_s, draw.carry_at, draw.carry_factor, used, prior_at,
+        raw, draw.raw, draw.raw1, median, by,
         (now if draw.lb_since < 0.0 else draw.lb_since) if lb else -1.0, draw.lb_polls + 1 if lb else 0,
-        draw.load_sum + max(0.0, load) * dt,
-        median - now if first else draw.first_bound_s, t if first else draw.first_bound_after_s,
-        draw.promised_s, draw.charge_from, min(draw.volts_least, volts.value) if volts.value > 0 else draw.volts_least,
-        used if low_volts and draw.knee_used < 0.0 else draw.knee_used,
-        draw.claimed or lb, draw.tested or reading.testing, draw.blind_s,
+        _tally(poll, draw, volts, t=t, left=median - now, used=used, load=load.mean),
     )  # fmt: skip
 
 
-def _counters(poll: Poll, draw: Draw, load: float, arrived: bool) -> tuple[Charge, Firmware]:
+def _tally(poll: Poll, draw: Draw, volts: Voltage, *, t: float, left: float, used: float, load: float) -> Tally:
+    """What the summary needs, one poll further."""
+    was = draw.tally
+    first = was.first_bound_s < 0.0 and t >= FROM_S
+    cell = volts.value if volts is not draw.volts and volts.value > 0.0 else 9.0
+    return Tally(
+        was.load_sum + max(0.0, load) * poll.dt,
+        max(0.0, left) if first else was.first_bound_s,
+        t if first else was.first_bound_after_s,
+        was.promised_s,
+        was.charge_from,
+        min(was.volts_least, cell),
+        used if cell < VOLT_LOW and was.knee_used < 0.0 else was.knee_used,
+        was.claimed or poll.reading.low_battery,
+        was.tested or poll.reading.testing,
+        was.blind_s,
+    )
+
+
+def _measure(poll: Poll, draw: Draw, arrived: bool) -> tuple[Draw, Load]:
+    """The load, and what a step of it does to the witnesses."""
+    reading, now, was = poll.reading, poll.now, draw.load
+    load = was
+    if reading.load_pct is not None:
+        share = max(capacity.LOAD_MIN, reading.load_pct / 100.0)
+        anew = (arrived and not draw.arrived) or (was.remeasure and poll.fresh)
+        if draw.settle:
+            watched = see_load(Load(was.mean), share, now, dt=poll.dt, anew=anew, left=0.0)
+            load = Load(watched.mean, was.ref, remeasure=was.remeasure and not anew)
+        else:
+            load = see_load(was, share, now, dt=poll.dt, anew=anew, left=max(0.0, draw.deadline - now))
+            if load.ref != was.ref:
+                return _stepped(poll, draw, load), load
+    if draw.settle and now - draw.stepped_at >= IDLE_FROM_S:
+        load = Load(load.mean, load.mean)
+        return _settled(poll, draw, load), load
+    return draw, load
+
+
+def _counters(poll: Poll, draw: Draw, load: Load, arrived: bool) -> tuple[Charge, Firmware]:
     """Charge and runtime take in what is new."""
     reading, now = poll.reading, poll.now
     t = now - draw.since
@@ -134,7 +157,7 @@ def _counters(poll: Poll, draw: Draw, load: float, arrived: bool) -> tuple[Charg
         now,
         dt=poll.dt,
         settled=arrived and t >= RUNTIME_FROM_S and not draw.settle,
-        load_ratio=load / draw.ref if load > 0.0 and draw.ref > 0.0 else 1.0,
+        load_ratio=load.mean / load.ref if load.mean > 0.0 and load.ref > 0.0 else 1.0,
         period=poll.period,
     )
 
@@ -167,7 +190,7 @@ def _prior_s(poll: Poll, draw: Draw, charge: Charge, *, used: float, rated: floa
     left = max(0.0, phi * draw.soc - used) * rated
     if basis == "default" and charge.first_at >= 0.0 and poll.now > charge.first_at:
         fastest = (charge.first - charge.value + charge.quantum) / (poll.now - charge.first_at)
-        spent = (draw.charge_from - charge.value) / 100.0
+        spent = (draw.tally.charge_from - charge.value) / 100.0
         if fastest > 0.0:
             left = max(left, (phi * draw.soc - spent) * 100.0 / fastest)
     return left
@@ -180,8 +203,7 @@ def _combine(
     firmware: Firmware,
     volts: Voltage,
     *,
-    load: float,
-    ref: float,
+    load: Load,
     prior_at: float,
 ) -> tuple[float, str]:
     """The instant of power-out by the rules of the module's docstring, and who says so."""
@@ -195,7 +217,7 @@ def _combine(
     factor = IDLE if draw.idle else BOTH if both else ONE
     at, by = math.inf, ""
     if charge.seconds >= 0.0:
-        rises = (ref / load) ** RUNTIME_LOAD_EXPONENT if load > ref > 0.0 else 1.0
+        rises = (load.ref / load.mean) ** RUNTIME_LOAD_EXPONENT if load.mean > load.ref > 0.0 else 1.0
         at, by = charge.at + factor * charge.seconds * rises, "charge"
     if firmware.seconds >= 0.0:
         by_runtime = firmware.at + factor * firmware.seconds * (RECENT_RUNTIME if draw.recent else 1.0)
@@ -222,53 +244,35 @@ def _median(a: float, b: float, c: float) -> float:
     return max(min(a, b), min(max(a, b), c))
 
 
-def _watch_load(poll: Poll, draw: Draw, load: float) -> Draw:
-    """Notes when the load leaves the reference; a step that holds starts the rates anew."""
-    now, ref = poll.now, draw.ref
-    eased_at, eased_left, off_since = draw.eased_at, draw.eased_left, draw.off_since
-    if load >= EASED_BELOW * ref:
-        eased_at = -1.0
-    elif eased_at < 0.0:
-        eased_at, eased_left = now, max(0.0, draw.deadline - now)
-    if abs(load - ref) <= STEP_SHARE * ref:
-        off_since = -1.0
-    elif off_since < 0.0:
-        off_since = now
-    elif now - off_since >= STEP_FOR_S:
-        rise = max(1.0, load / ref) ** capacity.LOAD_RISES
-        volts = Voltage(seconds=draw.volts.seconds / rise, at=draw.volts.at) if draw.volts.seconds >= 0 else Voltage()
-        charge = step_charge(draw.charge, now, (load / ref) ** RUNTIME_LOAD_EXPONENT)
-        return replace(
-            draw, ref=load, stepped_at=off_since, off_since=-1.0, eased_at=-1.0, volts=volts,
-            charge=charge_says(charge, now, _floor(draw)),
-            firmware=_runtime_again(poll, step_runtime(draw.firmware, now)),
-        )  # fmt: skip
-    if (eased_at, off_since) == (draw.eased_at, draw.off_since):
-        return draw
-    return replace(draw, eased_at=eased_at, eased_left=eased_left, off_since=off_since)
+def _stepped(poll: Poll, draw: Draw, load: Load) -> Draw:
+    """A step that isn't ours: rates begin anew, the old ones, scaled, stay in force."""
+    ratio = load.ref / draw.load.ref
+    volts = Voltage()
+    if draw.volts.seconds >= 0.0:
+        volts = Voltage(draw.volts.seconds / max(1.0, ratio) ** capacity.LOAD_RISES, draw.volts.at)
+    return _rates_anew(poll, replace(draw, stepped_at=draw.load.off_since, volts=volts), ratio)
 
 
-def _settled(poll: Poll, draw: Draw, load: float) -> Draw:
+def _settled(poll: Poll, draw: Draw, load: Load) -> Draw:
     """Our own step is over and its load is measured: witnesses answer anew, rates begin."""
-    now, ref = poll.now, draw.ref
-    ratio = load / ref if load > 0.0 and ref > 0.0 else max(draw.carry_factor, IDLE_UNMEASURED)
-    charge = step_charge(draw.charge, now, ratio**RUNTIME_LOAD_EXPONENT)
-    return replace(
-        draw, settle=False, ref=load, charge=charge_says(charge, now, _floor(draw)),
-        firmware=_runtime_again(poll, step_runtime(draw.firmware, now)),
-    )  # fmt: skip
+    before = draw.load.ref
+    known = load.ref > 0.0 and before > 0.0
+    ratio = load.ref / before if known else max(draw.carry_factor, IDLE_UNMEASURED)
+    return _rates_anew(poll, replace(draw, settle=False), ratio)
 
 
-def _runtime_again(poll: Poll, firmware: Firmware) -> Firmware:
-    if firmware.value < 0.0:
-        return firmware
-    return runtime_says(firmware, poll.now, exact=False, period=poll.period)
+def _rates_anew(poll: Poll, draw: Draw, ratio: float) -> Draw:
+    charge = step_charge(draw.charge, poll.now, ratio**RUNTIME_LOAD_EXPONENT)
+    firmware = step_runtime(draw.firmware, poll.now)
+    if firmware.value >= 0.0:
+        firmware = runtime_says(firmware, poll.now, exact=False, period=poll.period)
+    return replace(draw, charge=charge_says(charge, poll.now, _floor(draw)), firmware=firmware)
 
 
-def stretch(draw: Draw, load: float) -> float:
-    """How much longer than before the step the same charge lasts."""
+def stretch(draw: Draw, load: Load) -> float:
+    """How much longer than before our own step the same charge lasts."""
     if draw.carry_factor >= 1.0:
         return 1.0
-    if load > 0.0 and draw.ref > 0.0:
-        return min(STRETCH_MAX, max(1.0, draw.ref / load))
+    if load.mean > 0.0 and load.ref > 0.0:
+        return min(STRETCH_MAX, max(1.0, load.ref / load.mean))
     return min(STRETCH_MAX, max(1.0, STRETCH_TRUST / max(draw.carry_factor, 0.01)))

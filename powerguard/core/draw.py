@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from powerguard.core.discharge import Discharge
 from powerguard.core.evidence import Charge, Firmware, Voltage
+from powerguard.core.load import Load
 from powerguard.core.types import Reading
 
 
@@ -19,8 +20,23 @@ class Mains(Struct, frozen=True, omit_defaults=True):
     volts_sane: bool | None = None  # the float voltage fits the cells; None = not seen on mains
 
 
+class Tally(Struct, frozen=True, omit_defaults=True):
+    """What the discharge is summed up from, besides its witnesses. Negative: has not happened."""
+
+    load_sum: float = 0.0  # load times seconds
+    first_bound_s: float = -1.0
+    first_bound_after_s: float = 0.0
+    promised_s: float = -1.0
+    charge_from: float = -1.0
+    volts_least: float = 9.0
+    knee_used: float = -1.0  # share used when the voltage fell off its plateau
+    claimed: bool = False
+    tested: bool = False
+    blind_s: float = 0.0
+
+
 class Draw(Struct, frozen=True, omit_defaults=True):
-    """The discharge under way. Instants of things that have not happened are -1."""
+    """The discharge under way. Instants of things that have not happened are negative."""
 
     since: float = 0.0  # first poll on battery
     seen_whole: bool = False  # the mains were seen before it
@@ -29,12 +45,8 @@ class Draw(Struct, frozen=True, omit_defaults=True):
     charge: Charge = Charge()
     firmware: Firmware = Firmware()
     volts: Voltage = Voltage()
+    load: Load = Load()
     arrived: bool = False  # the battery's values have replaced the mains'
-    load: float = -1.0  # share of the rating, mean
-    ref: float = -1.0  # the load that the slopes belong to
-    off_since: float = -1.0  # the mean is off the reference since then
-    eased_at: float = -1.0  # the load fell well below the reference then ...
-    eased_left: float = 0.0  # ... and so much was left
     stepped_at: float = 0.0  # the last load step, or the transfer
     idle: bool = False  # parked by us
     settle: bool = False  # own step: witnesses answer anew once the load has settled
@@ -50,16 +62,7 @@ class Draw(Struct, frozen=True, omit_defaults=True):
     by: str = ""
     lb_since: float = -1.0
     lb_polls: int = 0
-    load_sum: float = 0.0  # load times seconds
-    first_bound_s: float = -1.0
-    first_bound_after_s: float = 0.0
-    promised_s: float = -1.0
-    charge_from: float = -1.0
-    volts_least: float = 9.0
-    knee_used: float = -1.0
-    claimed: bool = False
-    tested: bool = False
-    blind_s: float = 0.0
+    tally: Tally = Tally()
 
 
 PRESENT = (-1.0, -1.0, -1.0, -1.0, -1.0)

@@ -289,7 +289,8 @@ def see_voltage(was: Voltage, value: float, now: float, *, dt: float, since_step
         slow = was.slow + (value - was.slow) * lazy
         fast_lag = (was.fast_lag + dt) * (1.0 - quick)
         slow_lag = (was.slow_lag + dt) * (1.0 - lazy)
-    if not fresh or (since_step < VOLT_FROM_S and value >= VOLT_LOW):
+    early = since_step < VOLT_FROM_S and value >= VOLT_LOW
+    if early or (not fresh and was.seconds >= 0.0):  # the first answer may come of a value that stands still
         return Voltage(was.seconds, was.at, value, fast, slow, fast_lag, slow_lag, now)
     seconds = level_s(value)
     if since_step >= VOLT_FROM_S and value < VOLT_SLOPE_BELOW and slow_lag - fast_lag > 1.0:

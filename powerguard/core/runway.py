@@ -31,9 +31,10 @@ from msgspec.structs import replace
 from powerguard.core import capacity
 from powerguard.core.bound import FROM_S, Bound, bound
 from powerguard.core.discharge import Discharge
-from powerguard.core.drain import LOAD_EW_S, LOAD_LEAST, RUNTIME_MOST_S, Poll, drain, stretch
-from powerguard.core.draw import EMPTY, PRESENT, Draw, Mains, Runway
+from powerguard.core.drain import LOAD_LEAST, RUNTIME_MOST_S, Poll, drain, stretch
+from powerguard.core.draw import EMPTY, PRESENT, Draw, Mains, Runway, Tally
 from powerguard.core.evidence import Voltage, step_charge, step_runtime
+from powerguard.core.load import LOAD_EW_S, Load, left_after_easing
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.types import Comm, Reading
 
@@ -41,7 +42,6 @@ __all__ = ["EMPTY", "Bound", "Runway", "absorb", "bound", "load_step"]
 
 # Population: tuned on 20,000 simulated outages (see evidence.py), checked on others.
 IDLE_BELOW = 0.7  # a step of ours to less than this is a park, else a power cap
-EASED_RATE = 0.75  # while a flush runs at less load, the battery ages by so much of the clock
 RECHARGE_FACTOR = 20.0  # recharge takes 10 times the discharge (Eaton); twice that to be trusted again
 RECHARGE_MAX_S = 86400.0
 FLAP_S = 60.0  # mains back for less: the same discharge goes on
@@ -90,17 +90,17 @@ def absorb(policy: Policy, feed: FeedPolicy, state: Runway, reading: Reading, no
             gap = min(now - state.changed_at, PERIOD_MAX_S)
             period = period + (gap - period) * (0.5 if gap > period else 0.1) if period else gap
         if not state.ok:
-            draw = replace(draw, blind_s=draw.blind_s + dt)
+            draw = replace(draw, tally=replace(draw.tally, blind_s=draw.tally.blind_s + dt))
         if not mains.promise_s:
             mains = _promise(mains, reading, policy.time_scale, 0.0)
         usual = reading.pollfreq_s / policy.time_scale if reading.pollfreq_s else period or PERIOD_S
         since_ok = now - state.ok_at if state.ok_at >= 0.0 else 0.0
         lithium = capacity.lithium(feed, reading.chemistry)
-        ref, settle = draw.ref, draw.settle
+        ref, settle = draw.load.ref, draw.settle
         poll = Poll(policy, feed, mains, reading, now, since_ok, fresh or first, partial, usual, lithium)
         draw = drain(poll, draw)
-        if settle and not draw.settle and draw.idle and draw.ref > 0.0 and ref > 0.0:
-            idle_ratio = draw.ref / ref
+        if settle and not draw.settle and draw.idle and draw.load.ref > 0.0 and ref > 0.0:
+            idle_ratio = draw.load.ref / ref
     elif on is not None:
         mains = _on_line(mains, reading, policy.time_scale, dt)
     new = Runway(
@@ -162,9 +162,9 @@ def _begin(state: Runway, reading: Reading, now: float) -> Draw:
         left = max(0.0, old.deadline - state.ended_at) if old.deadline >= 0.0 else -1.0
         return replace(
             old, since=now, arrived=False, stepped_at=now, idle=False, settle=False, carry_s=left, carry_at=now,
-            carry_factor=1.0, eased_at=-1.0, off_since=-1.0, prior_at=-1.0, raw=-1.0, raw1=-1.0, raw2=-1.0,
-            deadline=-1.0, lb_since=-1.0, lb_polls=0, first_bound_s=-1.0, load_sum=0.0, blind_s=0.0,
+            carry_factor=1.0, prior_at=-1.0, raw=-1.0, raw1=-1.0, raw2=-1.0, deadline=-1.0, lb_since=-1.0, lb_polls=0,
             charge=step_charge(old.charge, now, 1.0), firmware=step_runtime(old.firmware, now), volts=Voltage(),
+            load=Load(old.load.mean, old.load.ref), tally=_begun(reading),
         )  # fmt: skip
     recent = now < state.recover_at
     seen_whole = state.on_battery is False
@@ -177,6 +177,12 @@ def _begin(state: Runway, reading: Reading, now: float) -> Draw:
         recent=recent,
         arrived=not seen_whole,
         stepped_at=now,
+        tally=_begun(reading),
+    )
+
+
+def _begun(reading: Reading) -> Tally:
+    return Tally(
         promised_s=-1.0 if reading.runtime_s is None else reading.runtime_s,
         charge_from=-1.0 if reading.charge_pct is None else reading.charge_pct,
     )
@@ -193,29 +199,30 @@ def _end(state: Runway, draw: Draw, feed: FeedPolicy, now: float) -> Runway:
 
 
 def _sum_up(state: Runway, draw: Draw, feed: FeedPolicy, now: float) -> Discharge:
-    lasted, scale = now - draw.since, state.scale
+    lasted, scale, tally = now - draw.since, state.scale, draw.tally
     half, basis = capacity.rated_now(feed, state.mains.promise_s, 0.5, scale)
+    bounded = tally.first_bound_s >= 0.0
     return Discharge(
         lasted_s=lasted * scale,
-        load_pct=100.0 * draw.load_sum / lasted if draw.load >= 0.0 and lasted > 0.0 else None,
+        load_pct=100.0 * tally.load_sum / lasted if draw.load.mean >= 0.0 and lasted > 0.0 else None,
         used=draw.used,
         basis=basis,
         basis_s=half * scale,
         soc=draw.soc,
-        charge_from_pct=_known(draw.charge_from),
+        charge_from_pct=_known(tally.charge_from),
         charge_to_pct=_known(draw.charge.value),
-        promised_s=_known(draw.promised_s),
+        promised_s=_known(tally.promised_s),
         reported_s=None if draw.firmware.value < 0.0 else draw.firmware.value * scale,
-        bound_s=None if draw.first_bound_s < 0.0 else draw.first_bound_s * scale,
-        bound_after_s=None if draw.first_bound_s < 0.0 else draw.first_bound_after_s * scale,
-        volts_least=draw.volts_least if draw.volts_least < 9.0 else None,
+        bound_s=tally.first_bound_s * scale if bounded else None,
+        bound_after_s=tally.first_bound_after_s * scale if bounded else None,
+        volts_least=tally.volts_least if tally.volts_least < 9.0 else None,
         volts_last=_known(draw.volts.value),
-        knee_used=_known(draw.knee_used),
-        low_battery=draw.claimed,
-        tested=draw.tested,
+        knee_used=_known(tally.knee_used),
+        low_battery=tally.claimed,
+        tested=tally.tested,
         replace_battery=state.reading is not None and state.reading.replace_battery,
         seen_whole=draw.seen_whole,
-        blind_s=draw.blind_s * scale,
+        blind_s=tally.blind_s * scale,
     )
 
 
@@ -236,14 +243,12 @@ def load_step(state: Runway, now: float, factor: float) -> Runway:
     now = max(now / state.scale, state.at)
     left = -1.0
     if draw.deadline >= 0.0 and (draw.carry_s >= 0.0 or now - draw.since >= FROM_S):
-        left = max(0.0, draw.deadline - now)
-        if draw.eased_at >= 0.0:
-            left = max(left, draw.eased_left - EASED_RATE * (now - draw.eased_at))
+        left = left_after_easing(draw.load, max(0.0, draw.deadline - now), now)
         if factor > 1.0:
             left /= factor**capacity.LOAD_RISES
     draw = replace(
-        draw, idle=idle, settle=True, stepped_at=now, off_since=-1.0, eased_at=-1.0, carry_s=left, carry_at=now,
-        carry_factor=factor, volts=replace(draw.volts, value=-1.0),
+        draw, idle=idle, settle=True, stepped_at=now, carry_s=left, carry_at=now, carry_factor=factor,
+        volts=replace(draw.volts, value=-1.0), load=Load(draw.load.mean, draw.load.ref, remeasure=True),
     )  # fmt: skip
     if left >= 0.0:
         at = now + left * stretch(draw, draw.load)
