@@ -552,7 +552,7 @@ def test_commands_are_answered():
 
 
 def test_ranks_are_given_the_runway_at_a_flushs_load():
-    """A stop at 100 s of runway gives 200 s to ranks whose flush draws half: a fresh save isn't given up for nothing."""
+    """A stop at 100 s of runway gives 200 s to ranks whose flush draws half: a fresh save isn't given up too soon."""
     given = []
     for share in (1.0, 0.5):
         need = replace(NEED, eased=share)
