@@ -150,7 +150,7 @@ def test_a_restart_finds_exactly_the_last_state(recorded, tmp_path):
     folded = fold(tmp_path, BOOT)
 
     assert folded.state == recorded[1]
-    assert not folded.halt_ordered
+    assert not folded.halt_done
     assert folded.next_n > 0
 
 
@@ -484,7 +484,7 @@ def test_old_journals_are_retired_by_count_and_size(tmp_path):
 
 
 def test_a_halt_that_was_ordered_is_known_to_the_next_daemon(tmp_path):
-    """After a crash between the order to halt and the halt, the fold says that it is still to be done."""
+    """After a crash the fold says that a halt was ordered, and whether it was carried out."""
     script = Script()
     book = journal(tmp_path)
     note(book, script, Phase.HALTING)
@@ -493,6 +493,16 @@ def test_a_halt_that_was_ordered_is_known_to_the_next_daemon(tmp_path):
         book.tick(script.now, before, seen, decision.state, actions=decision.actions, reason=decision.reason)
         if script.state.halted_at is not None:
             break
+    book.done(script.now, "no bus", done=False, real=True)
+    book.done(script.now, "dry run", done=True, real=False)
     book.close()
+    folded = fold(tmp_path, BOOT)
 
-    assert fold(tmp_path, BOOT).halt_ordered
+    assert folded.state is not None
+    assert folded.state.halted_at is not None
+    assert not folded.halt_done
+    book = Journal(tmp_path, boot=BOOT, node="n", version="0", folded=folded)
+    book.begin(script.now, POLICY)
+    book.done(script.now, "done", done=True, real=True)
+    book.close()
+    assert fold(tmp_path, BOOT).halt_done

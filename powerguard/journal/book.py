@@ -125,9 +125,9 @@ class Journal:
         self._spill()
         return self._write(Fault(self._take(), at, seq, text), durable=True)
 
-    def done(self, at: float, what: str) -> bool:
-        """Notes what became of the halt."""
-        return self._write(Done(self._take(), at, what), durable=True)
+    def done(self, at: float, what: str, *, done: bool, real: bool) -> bool:
+        """Notes what became of an attempt to halt."""
+        return self._write(Done(self._take(), at, what, done, real), durable=True)
 
     def close(self, wait_s: float = 2.0) -> None:
         """Writes what is queued, for at most *wait_s*. What the recorder holds of a quiet time is dropped."""

@@ -13,7 +13,19 @@ from powerguard.core.decide import decide
 from powerguard.core.policy import Policy
 from powerguard.core.state import State
 from powerguard.errors import JournalError
-from powerguard.journal.records import FORMAT, LINE_MAX_BYTES, Base, Fault, Head, Line, Record, Rules, Tick, decode_line
+from powerguard.journal.records import (
+    FORMAT,
+    LINE_MAX_BYTES,
+    Base,
+    Done,
+    Fault,
+    Head,
+    Line,
+    Record,
+    Rules,
+    Tick,
+    decode_line,
+)
 
 
 class Recording(Struct):
@@ -36,7 +48,7 @@ class Folded(Struct, frozen=True):
     state: State | None = None  # None: nothing usable of this boot
     next_n: int = 0
     seq_floor: int = 0  # orders already given may have numbers up to this one
-    halt_ordered: bool = False  # a Halt was decided in this boot, and the state is still HALTING
+    halt_done: bool = False  # the node was really told to power off in this boot
     path: str = ""
     segment: int = 0
 
@@ -85,7 +97,7 @@ def newest(directory: str | Path, boot: str) -> Path | None:
 
 
 def _fold(path: Path, boot: str) -> Folded:
-    policy, state, state_n, top, floor, segment = Policy(), None, -1, -1, 0, 0
+    policy, state, state_n, top, floor, segment, done = Policy(), None, -1, -1, 0, 0, False
     later: list[Tick | Rules] = []
     for line in _lines(path):
         if line is None:
@@ -96,7 +108,9 @@ def _fold(path: Path, boot: str) -> Folded:
             segment = line.segment
             continue
         top = max(top, line.n)
-        if isinstance(line, Fault):
+        if isinstance(line, Done):
+            done = done or (line.done and line.real)
+        elif isinstance(line, Fault):
             state, state_n, later, floor = None, line.n, [], max(floor, line.seq)
         elif line.n <= state_n:
             continue
@@ -106,8 +120,7 @@ def _fold(path: Path, boot: str) -> Folded:
         elif isinstance(line, Tick | Rules):
             later.append(line)
     state = _redecide(policy, state, sorted(later, key=lambda r: r.n)) if state is not None else None
-    halting = state is not None and state.halted_at is not None
-    return Folded(state, top + 1, floor, halting, str(path), segment)
+    return Folded(state, top + 1, floor, done, str(path), segment)
 
 
 def _policy_until(records: list[Tick | Rules], n: int, policy: Policy) -> Policy:

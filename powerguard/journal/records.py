@@ -67,11 +67,13 @@ class Fault(Struct, frozen=True, tag_field="k", tag="fault", omit_defaults=True)
 
 
 class Done(Struct, frozen=True, tag_field="k", tag="done", omit_defaults=True):
-    """What became of the halt that was ordered."""
+    """What became of one attempt to carry the ordered halt out."""
 
     n: int
     at: float
     what: str
+    done: bool = False
+    real: bool = False  # not a dry run
 
 
 Record = Rules | Base | Tick | Fault | Done

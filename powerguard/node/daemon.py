@@ -39,10 +39,10 @@ log = structlog.get_logger()
 
 
 class Daemon:
-    """One node's daemon, from *state* on. `run` returns the exit code."""
+    """One node's daemon, from *state* on; *halt_done*: a halt of this boot was carried out already."""
 
-    def __init__(self, config: Config, state: State, parts: Parts) -> None:
-        self.config, self.state, self._parts = config, state, parts
+    def __init__(self, config: Config, state: State, parts: Parts, *, halt_done: bool = False) -> None:
+        self.config, self.state, self._parts, self._halt_done = config, state, parts, halt_done
         self.reason = ""
         self._started_at = parts.clock()
         self._stopping = False
@@ -51,7 +51,7 @@ class Daemon:
         self._exit_code: int | None = None
 
     def run(self) -> int:
-        """Until it is asked to stop."""
+        """Until it is asked to stop; the exit code."""
         self.begin()
         while self._exit_code is None:
             try:
@@ -70,7 +70,7 @@ class Daemon:
         if state.phase is not Phase.ONLINE:
             log.warning("going on where the last daemon was", phase=state.phase.value, event_id=state.event)
         if state.halted_at is not None and not state.view.dry:
-            parts.power.halt(state.view.why)
+            parts.power.halt(state.view.why, done=self._halt_done)
         parts.notify.ready(f"watching {len(self.config.ups)} UPS")
         log.info(
             "started",
@@ -163,7 +163,9 @@ class Daemon:
     def _last_resort(self, err: Exception) -> None:
         """On battery every rank is asked to hold and, hearing nothing more, to save by itself; then the daemon ends."""
         state, parts, policy = self.state, self._parts, self.config.policy
-        self._exit_code, seq = InvariantError.exit_code, state.seq + 1
+        self._exit_code = InvariantError.exit_code
+        given = [job.order.seq for job in state.jobs.values() if job.order is not None]
+        seq = 1 + max(state.seq, int(parts.clock()), *given, 0)  # above all that was given, whatever the state says
         why = str(err) if isinstance(err, InvariantError) else f"{type(err).__name__}: {err}"
         log.error("a law was broken, ending", why=why, phase=state.phase.value, exc_info=err)
         with contextlib.suppress(Exception):
@@ -204,7 +206,7 @@ class Daemon:
 
     def _halted(self, result: Result) -> tuple[Command, ...]:
         """What became of an attempt to halt; a dry run is told to the core, which then waits for mains."""
-        self._parts.journal.done(self._parts.clock(), result.text)
+        self._parts.journal.done(self._parts.clock(), result.text, done=result.done, real=result.real)
         if not result.done:
             log.error("the node can't be powered off, trying again", why=result.text)
             return ()

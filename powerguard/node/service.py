@@ -67,7 +67,7 @@ def serve(path: Path, *, really: bool, json_logs: bool) -> int:
         reload=lambda: _load(path, json_logs=json_logs),
         way=lambda new: _way(new, really=really),
     )
-    daemon = service.daemon = Daemon(config, state, parts)
+    daemon = service.daemon = Daemon(config, state, parts, halt_done=folded.halt_done)
     metrics = _metrics(config, daemon)
     if metrics is not None:
         parts.count = metrics.count

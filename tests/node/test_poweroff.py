@@ -108,6 +108,25 @@ def test_a_failed_halt_is_tried_again_and_a_done_one_is_not():
     assert way.calls == 3
 
 
+def test_a_node_that_stays_up_is_powered_off_again():
+    """A power-off that has no effect is repeated; after a restart it is watched first."""
+    results: queue.Queue[Result] = queue.Queue()
+    way = Flaky(0)
+    power = Poweroff(way, results.put, again_s=0.05)
+    power.halt("why", done=True)
+    first = results.get(timeout=WAIT_S)
+    second = results.get(timeout=WAIT_S)
+    power.close()
+
+    assert "still up 0.05 s after" in first.text
+    assert second.done
+    idle = Flaky(0)
+    patient = Poweroff(idle, results.put, again_s=60.0)
+    patient.halt("why", done=True)
+    patient.close()
+    assert idle.calls == 0
+
+
 def test_a_dry_run_can_be_ordered_anew():
     """After a dry run the next outage's halt is another one."""
     results: queue.Queue[Result] = queue.Queue()
