@@ -255,6 +255,7 @@ def test_online_the_disk_stays_quiet_and_the_last_minutes_are_kept(tmp_path):
     book = journal(tmp_path)
     script.step("OL")  # the rank's HELLO: written at once
     (path,) = _wait_for_file(tmp_path)
+    _eventually(lambda: b'"k":"rules"' in path.read_bytes())
     for before, seen, decision in script.outage(Phase.ON_BATTERY, online=7200 // 5):
         size = path.stat().st_size
         book.tick(script.now, before, seen, decision.state, actions=decision.actions, reason=decision.reason)

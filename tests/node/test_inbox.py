@@ -1,0 +1,83 @@
+"""Everything comes in at one place, in order, bounded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+from powerguard.core.messages import Beat, Bye, Promise
+from powerguard.core.types import Comm, Command, PageReport, RankReport, Sample
+from powerguard.node.inbox import HELD_MAX, TAKE_MAX, Inbox, Wish
+from powerguard.node.poweroff import Result
+
+
+def report(message, rank: int = 0) -> RankReport:
+    return RankReport("job", rank, 1.0, message)
+
+
+def test_values_are_sorted_by_kind_and_keep_their_order():
+    """Samples, reports, pages and commands arrive in the order they were put, beats among the other reports."""
+    inbox = Inbox()
+    sample = Sample("u", 1.0, Comm.OK)
+    order = [report(Promise(1, 5)), report(Beat(6)), report(Promise(2, 7)), report(Bye("x"))]
+    for item in (order[0], sample, order[1], Command("flush"), order[2], PageReport("j", 0, 1.0, 3, True), order[3]):
+        inbox.put(item)
+    inbox.put(Result(True, False, "dry"))
+    inbox.put(Wish("stop"))
+    taken = inbox.drain(0)
+
+    assert list(taken.seen.reports) == order
+    assert taken.seen.samples == (sample,)
+    assert len(taken.seen.pages) == len(taken.seen.commands) == len(taken.results) == 1
+    assert taken.wishes == ("stop",)
+    assert inbox.drain(0).seen.reports == ()
+
+
+def test_beats_wait_for_the_next_tick_and_everything_else_wakes_the_loop():
+    """A beat alone doesn't end the wait; a promise does, at once."""
+    inbox = Inbox()
+    inbox.put(report(Beat(1)))
+    began = time.monotonic()
+    assert len(inbox.drain(0.1).seen.reports) == 1
+    assert time.monotonic() - began >= 0.09
+    threading.Timer(0.05, inbox.put, [report(Promise(1, 2))]).start()
+    began = time.monotonic()
+    assert len(inbox.drain(10).seen.reports) == 1
+    assert time.monotonic() - began < 5
+
+
+def test_a_flood_is_bounded_and_hides_no_order():
+    """What comes in faster than it is decided is dropped and counted; commands and wishes never are."""
+    inbox = Inbox()
+    for n in range(HELD_MAX + 10):
+        inbox.put(report(Promise(n, n)))
+    inbox.put(Command("park"))
+    for n in range(2 * HELD_MAX):
+        inbox.put(report(Beat(n)))
+
+    assert inbox.dropped == 10
+    commands, ticks = 0, 0
+    while True:
+        taken = inbox.drain(0)
+        if not (taken.seen.reports or taken.seen.commands):
+            break
+        assert len(taken.seen.reports) <= 2 * TAKE_MAX
+        commands += len(taken.seen.commands)
+        ticks += 1
+    assert commands == 1
+    assert ticks > 5
+
+
+def test_a_signal_handler_may_put():
+    """A handler that interrupts the wait itself is heard at once, without a deadlock."""
+    inbox = Inbox()
+    old = signal.signal(signal.SIGUSR1, lambda *_: inbox.put(Wish("reload")))
+    try:
+        threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGUSR1]).start()
+        began = time.monotonic()
+        assert inbox.drain(10).wishes == ("reload",)
+        assert time.monotonic() - began < 5
+    finally:
+        signal.signal(signal.SIGUSR1, old)
