@@ -82,7 +82,7 @@ def _on_line(feed: FeedPolicy, state: Runway, reading: Reading) -> Bound:
         return Bound(0.0, 0.0, "bypass", "on bypass there is no battery behind the output")
     load = state.mains.load
     rated, basis = capacity.rated_now(feed, state.mains.promise_s, load, state.scale)
-    phi = capacity.phi_of(feed, reading.chemistry, replace_battery=reading.replace_battery)
+    phi = capacity.phi_of(feed, reading.chemistry, reading.voltage, replace_battery=reading.replace_battery)
     charge = state.mains.charge
     soc = 1.0 if charge < 0.0 else charge / 100.0
     if state.at < state.recover_at:

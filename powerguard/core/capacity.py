@@ -24,6 +24,8 @@ PHI_LEARNED = 0.85  # of a learned capacity: repeatability and the year since
 PHI_REPLACE = 0.6  # the UPS itself asks for a new battery (RB)
 RECENT_SOC = 0.30  # missing from a battery that was used and has not had the time to recharge (Santak: 36 -> 14 min)
 
+LITHIUM_CELL_V = 4.5  # no lead-acid battery in a UPS has so few volts, a single lithium cell does
+
 LOAD_EXPONENT = 1.15  # between a promise and another load, either way
 LOAD_RISES = 1.3  # published tables: runtime ~ load^-1.2 ... -1.5 above half load with internal batteries
 LOAD_FALLS = 1.0  # and about load^-1 below; both exponents are on the cautious side
@@ -33,11 +35,11 @@ LOAD_MIN = 0.02  # standby draw: less load than this lasts no longer
 PROMISE_MIN_SOC = 0.5  # below that a promise isn't scaled up to a full battery
 
 
-def phi_of(feed: FeedPolicy, chemistry: str, *, replace_battery: bool) -> float:
+def phi_of(feed: FeedPolicy, chemistry: str, volts: float | None, *, replace_battery: bool) -> float:
     """The share of the rated runtime that may be counted on."""
     if feed.learned_phi is not None:
         phi = PHI_LEARNED * feed.learned_phi
-    elif lithium(feed, chemistry):
+    elif lithium(feed, chemistry, volts):
         phi = PHI_LFP
     elif feed.age_y is None:
         phi = PHI_UNKNOWN_AGE
@@ -58,9 +60,11 @@ def by_age(age_y: float) -> float:
     return phi_before
 
 
-def lithium(feed: FeedPolicy, chemistry: str) -> bool:
+def lithium(feed: FeedPolicy, chemistry: str, volts: float | None = None) -> bool:
     """The cells have a flat curve: no voltage evidence, slower ageing."""
     kind = (feed.chemistry or chemistry).lower()
+    if not kind and volts is not None and volts < LITHIUM_CELL_V:
+        return True
     return kind.startswith(("lfp", "li", "nmc")) or "lithium" in kind or "lifepo" in kind
 
 

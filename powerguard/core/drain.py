@@ -104,6 +104,7 @@ def _tally(poll: Poll, draw: Draw, volts: Voltage, *, t: float, left: float, use
     cell = volts.value if volts is not draw.volts and volts.value > 0.0 else 9.0
     return Tally(
         was.load_sum + max(0.0, load) * poll.dt,
+        was.seconds + poll.dt,
         max(0.0, left) if first else was.first_bound_s,
         t if first else was.first_bound_after_s,
         was.promised_s,
@@ -186,7 +187,7 @@ def _prior_s(poll: Poll, draw: Draw, charge: Charge, *, used: float, rated: floa
     the points seen and one step more.
     """
     reading = poll.reading
-    phi = capacity.phi_of(poll.feed, reading.chemistry, replace_battery=reading.replace_battery)
+    phi = capacity.phi_of(poll.feed, reading.chemistry, reading.voltage, replace_battery=reading.replace_battery)
     left = max(0.0, phi * draw.soc - used) * rated
     if basis == "default" and charge.first_at >= 0.0 and poll.now > charge.first_at:
         fastest = (charge.first - charge.value + charge.quantum) / (poll.now - charge.first_at)

@@ -23,7 +23,8 @@ class Mains(Struct, frozen=True, omit_defaults=True):
 class Tally(Struct, frozen=True, omit_defaults=True):
     """What the discharge is summed up from, besides its witnesses. Negative: has not happened."""
 
-    load_sum: float = 0.0  # load times seconds
+    load_sum: float = 0.0  # load times seconds ...
+    seconds: float = 0.0  # ... over so many
     first_bound_s: float = -1.0
     first_bound_after_s: float = 0.0
     promised_s: float = -1.0

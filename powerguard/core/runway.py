@@ -95,7 +95,7 @@ def absorb(policy: Policy, feed: FeedPolicy, state: Runway, reading: Reading, no
             mains = _promise(mains, reading, policy.time_scale, 0.0)
         usual = reading.pollfreq_s / policy.time_scale if reading.pollfreq_s else period or PERIOD_S
         since_ok = now - state.ok_at if state.ok_at >= 0.0 else 0.0
-        lithium = capacity.lithium(feed, reading.chemistry)
+        lithium = capacity.lithium(feed, reading.chemistry, reading.voltage)
         ref, settle = draw.load.ref, draw.settle
         poll = Poll(policy, feed, mains, reading, now, since_ok, fresh or first, partial, usual, lithium)
         draw = drain(poll, draw)
@@ -164,7 +164,7 @@ def _begin(state: Runway, reading: Reading, now: float) -> Draw:
             old, since=now, arrived=False, stepped_at=now, idle=False, settle=False, carry_s=left, carry_at=now,
             carry_factor=1.0, prior_at=-1.0, raw=-1.0, raw1=-1.0, raw2=-1.0, deadline=-1.0, lb_since=-1.0, lb_polls=0,
             charge=step_charge(old.charge, now, 1.0), firmware=step_runtime(old.firmware, now), volts=Voltage(),
-            load=Load(old.load.mean, old.load.ref), tally=_begun(reading),
+            load=Load(old.load.mean, old.load.ref),
         )  # fmt: skip
     recent = now < state.recover_at
     seen_whole = state.on_battery is False
@@ -177,14 +177,10 @@ def _begin(state: Runway, reading: Reading, now: float) -> Draw:
         recent=recent,
         arrived=not seen_whole,
         stepped_at=now,
-        tally=_begun(reading),
-    )
-
-
-def _begun(reading: Reading) -> Tally:
-    return Tally(
-        promised_s=-1.0 if reading.runtime_s is None else reading.runtime_s,
-        charge_from=-1.0 if reading.charge_pct is None else reading.charge_pct,
+        tally=Tally(
+            promised_s=-1.0 if reading.runtime_s is None else reading.runtime_s,
+            charge_from=-1.0 if reading.charge_pct is None else reading.charge_pct,
+        ),
     )
 
 
@@ -203,8 +199,8 @@ def _sum_up(state: Runway, draw: Draw, feed: FeedPolicy, now: float) -> Discharg
     half, basis = capacity.rated_now(feed, state.mains.promise_s, 0.5, scale)
     bounded = tally.first_bound_s >= 0.0
     return Discharge(
-        lasted_s=lasted * scale,
-        load_pct=100.0 * tally.load_sum / lasted if draw.load.mean >= 0.0 and lasted > 0.0 else None,
+        lasted_s=max(lasted, tally.seconds) * scale,  # flaps included
+        load_pct=100.0 * tally.load_sum / tally.seconds if draw.load.mean >= 0.0 and tally.seconds > 0.0 else None,
         used=draw.used,
         basis=basis,
         basis_s=half * scale,
