@@ -26,6 +26,7 @@ RECORD = "record.json"
 SEAL = "seal.json"
 HOME = ".powerguard"
 RESERVE = "reserve"
+BALLAST = "ballast"
 TRASH = "trash"
 RESUMES = "resumes"
 

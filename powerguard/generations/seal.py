@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,8 +11,8 @@ import powerguard
 from powerguard.core.messages import ShardRecord
 from powerguard.errors import CheckpointError
 from powerguard.generations.disk import DISK, Disk
-from powerguard.generations.durable import fsync_path, trouble, write_file
-from powerguard.generations.names import SEAL
+from powerguard.generations.durable import FULL, fsync_path, trouble, write_file
+from powerguard.generations.names import BALLAST, RESERVE, SEAL, home
 from powerguard.generations.record import SEAL_FORMAT, Seal, encode
 from powerguard.generations.scan import Generation, look, read_head, seal_problems
 
@@ -57,11 +58,24 @@ def seal(
     if problems:
         raise CheckpointError(f"{generation} can't be sealed: {'; '.join(problems[:3])}")
     try:
-        write_file(disk, folder / SEAL, encode(value)[0])
+        try:
+            write_file(disk, folder / SEAL, encode(value)[0])
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            _free_ballast(disk, folder.parent)
+            write_file(disk, folder / SEAL, encode(value)[0])
         fsync_path(disk, folder.parent)
     except OSError as error:
         raise trouble(error, "can't write the seal of", folder) from error
     return folder / SEAL
+
+
+def _free_ballast(disk: Disk, directory: Path) -> None:
+    """Lets go of what the ranks keep for the case that not one block is left."""
+    for path in (home(directory) / RESERVE).glob(f"*.{BALLAST}"):
+        with contextlib.suppress(OSError):
+            disk.unlink(path)
 
 
 def seal_if_whole(directory: str | Path, generation: str, *, disk: Disk = DISK) -> Generation:

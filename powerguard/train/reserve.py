@@ -32,7 +32,7 @@ from powerguard.generations.durable import (
     trouble,
     uninterrupted,
 )
-from powerguard.generations.names import RECORD, RESERVE, SHARD, home, rank_name
+from powerguard.generations.names import BALLAST, RECORD, RESERVE, SHARD, home, rank_name
 from powerguard.generations.record import ALIGN
 
 BALLAST_BYTES = 1024 * 1024
@@ -76,7 +76,7 @@ class Reserve:
             _instances.add((key, self.rank, self.instance))
         self._take_lock(wait_s)
         for name in os.listdir(self.root):
-            if name.startswith(self._prefix) and not name.endswith((".lock", ".ballast")):
+            if name.startswith(self._prefix) and not name.endswith((".lock", f".{BALLAST}")):
                 with contextlib.suppress(OSError):
                     remove_tree(self.disk, self.root / name)
 
@@ -107,7 +107,7 @@ class Reserve:
 
     @property
     def _ballast(self) -> Path:
-        return self.root / f"{self._prefix}ballast"
+        return self.root / f"{self._prefix}{BALLAST}"
 
     def _take_lock(self, wait_s: float) -> None:
         path = self.root / f"{self._prefix}lock"
