@@ -6,7 +6,7 @@ Rule 1: every transition between phases is in this file, in one function for eac
       │ ^          │  │         │  │ ^       │ ^         │
       │ └──────────┘  │         │  │ │       │ │         │   mains are back: online again
       │ ^             └─────────┼──┼─┼───────┼─┘         │   nothing to flush: parked at once
-      ├─┼───────────────────────┼──┼─┘       │           │   the operator's order, or an FSD (also to parked)
+      ├─┼───────────────────────┼──┼─┘       │           │   an operator's order, a shutdown, an FSD (also to parked)
       │ └───────────────────────┘  │         │           │   a flush given up with mains back
       │ ^                          └─────────┼──────────>│   power nearly gone, and the flush past saving
       │ └────────────────────────────────────┘           │
@@ -45,6 +45,9 @@ HURRY_S = 2.0
 
 DRY_RUN = "halt-was-dry-run"
 """The shell's own command, after a halt that it only wrote down."""
+
+SHUTDOWN, CANCELLED = "shutdown", "shutdown-cancelled"
+"""The shell's own commands, when the service manager begins to shut down and when that is called off."""
 
 
 def decide(policy: Policy, state: State, seen: Observation, now: float) -> Decision:
@@ -93,7 +96,7 @@ def _answer(case: Case, commands: tuple[Command, ...]) -> tuple[Next, list[Reply
     replies: list[Reply] = []
     taken: Next | None = None  # the command that changed something
     for asked in commands:
-        nxt = command(asked.verb, case)
+        nxt = command(asked, case)
         replies.append(Reply(asked.verb[:40], nxt.reason, nxt.refused))
         if nxt.orders or nxt.phase is not case.view.phase or nxt.view.dry is not case.view.dry:
             orders = nxt.orders if taken is None else taken.orders + nxt.orders
@@ -158,7 +161,8 @@ def _flushing(case: Case) -> Next:
     if flush.final:
         return _to(case, view, Phase.PARKED, _parked_because(flush))
     if case.power.on_battery is False and view.fsd_at is None:
-        if took >= case.policy.flush_max_s and case.back_s >= case.policy.resume_after_s:
+        given_up = took >= case.policy.flush_max_s and view.leave_at is None
+        if given_up and case.back_s >= case.policy.resume_after_s:
             why = f"the flush isn't done after {took:.0f} s ({flush.why}) and mains are back: given up"
             return _online_again(case, why)
         return _stay(view, f"flushing for {took:.0f} s, on line power")
@@ -191,10 +195,11 @@ def _parked(case: Case) -> Next:
 
 def _parked_on_mains(case: Case) -> Next:
     view = case.view
-    if view.held:
+    if view.held or view.leave_at is not None:
         if view.event_at is not None and case.back_s >= case.policy.resume_after_s:
             view = replace(view, event_at=None, ended_at=case.now)
-        return _stay(view, "parked by the operator until they say resume")
+        shutdown = view.leave_at is not None
+        return _stay(view, f"parked: {_SHUTDOWN}" if shutdown else "parked by the operator until they say resume")
     if case.back_s < case.policy.resume_after_s:
         return _stay(view, f"parked, {_returning(case)}")
     if not case.flush.final and case.phase_s < case.policy.flush_max_s:
@@ -229,17 +234,22 @@ _PHASES: dict[Phase, Callable[[Case], Next]] = {
 }
 
 
-# ---- the operator ----------------------------------------------------------------------------------
+# ---- commands --------------------------------------------------------------------------------------
 
 
-def command(verb: str, case: Case) -> Next:
-    """What the operator's *verb* changes; refused with a reason where it can't be."""
+def command(asked: Command, case: Case) -> Next:
+    """What a command changes; refused with a reason where it can't be."""
+    verb = asked.verb
+    if case.view.phase is Phase.HALTING and verb in (*_COMMANDS, SHUTDOWN, CANCELLED) and verb != DRY_RUN:
+        return _refuse(case, f"{verb}: the node is halting")
+    if verb == SHUTDOWN:
+        return _shutdown(case, asked)
+    if verb == CANCELLED:
+        return _cancelled(case)
     handler = _COMMANDS.get(verb)
     if handler is None:
         known = ", ".join(name for name in _COMMANDS if name != DRY_RUN)
         return _refuse(case, f"{verb[:40]!r} is not a command; known are {known}")
-    if case.view.phase is Phase.HALTING and verb != DRY_RUN:
-        return _refuse(case, f"{verb}: the node is halting")
     return handler(case)
 
 
@@ -267,6 +277,8 @@ def _command_resume(case: Case) -> Next:
         return _refuse(case, f"resume: the node is {view.phase.value}, nothing is parked")
     if view.fsd_at is not None:
         return _refuse(case, "resume: the node was told to halt (FSD)")
+    if view.leave_at is not None:
+        return _refuse(case, f"resume: {_SHUTDOWN}")
     if view.phase is Phase.PARKED and case.power.on_battery is False and case.flush.final:
         return _online_again(case, "resume: the operator's order")
     if view.held:
@@ -288,6 +300,32 @@ _COMMANDS: dict[str, Callable[[Case], Next]] = {
     "resume": _command_resume,
     DRY_RUN: _command_dry,
 }
+
+
+def _shutdown(case: Case, asked: Command) -> Next:
+    """The system goes down, by somebody's hand: ranks stop and save, as long as it waits for them."""
+    view = case.view
+    if view.leave_at is not None:
+        return _stay(view, _SHUTDOWN)
+    view = replace(view, leave_at=case.now + (case.policy.flush_max_s if asked.within_s is None else asked.within_s))
+    if view.phase in (Phase.FLUSHING, Phase.PARKED):
+        return _stay(view, f"{_SHUTDOWN}, ranks are stopped already")
+    return _stop(case, view, f"{_SHUTDOWN} ({asked.by})" if asked.by else _SHUTDOWN)
+
+
+def _cancelled(case: Case) -> Next:
+    """It doesn't go down after all: what parked for it alone trains on."""
+    if case.view.leave_at is None:
+        return _refuse(case, f"{CANCELLED}: none was under way")
+    view = replace(case.view, leave_at=None)
+    case = replace(case, view=view)
+    mains = case.power.on_battery is False and view.event_at is None
+    if view.phase is Phase.PARKED and mains and not view.held and case.flush.final:
+        return _online_again(case, "the shutdown was cancelled: training goes on")
+    return _stay(view, "the shutdown was cancelled")
+
+
+_SHUTDOWN = "the system is shutting down"
 
 
 # ---- steps and words -------------------------------------------------------------------------------

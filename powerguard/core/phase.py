@@ -23,6 +23,7 @@ class PhaseView(Struct, frozen=True, omit_defaults=True):
     snapshot_at: float | None = None  # the last SNAPSHOT was ordered in this event
     fsd_at: float | None = None  # a new FSD was seen in this event
     held: bool = False  # parked by the operator: only their "resume" ends it
+    leave_at: float | None = None  # the system is shutting down, and waits for the flush until then
     exit_at: float | None = None  # HALTING: ranks were told to leave
     halted_at: float | None = None  # HALTING: the power-off was ordered
     dry: bool = False  # HALTING: the power-off was a dry run

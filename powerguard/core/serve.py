@@ -55,13 +55,18 @@ def _deadline_at(policy: Policy, state: State, now: float) -> float | None:
     """The instant that ranks under a STOP are given: the runway at a flush's load. It only comes nearer, unless mains
     were seen meanwhile."""
     view, power = state.view, state.power
-    if view.phase is not Phase.FLUSHING or power is None or (power.on_battery is False and view.fsd_at is None):
+    if view.phase is not Phase.FLUSHING or power is None:
+        return None
+    spent = power.on_battery is not False or view.fsd_at is not None
+    if not spent and view.leave_at is None:
         return None
     given = [] if state.deadline_at is None else [state.deadline_at]
-    if power.runway_s is not None:
+    if power.runway_s is not None and spent:
         given.append(now + power.runway_s / state.need.eased)
     if view.fsd_at is not None:
         given.append(view.fsd_at + policy.fsd_s)
+    if view.leave_at is not None:
+        given.append(view.leave_at)
     return min(given) if given else None
 
 

@@ -87,10 +87,13 @@ class PageReport(Struct, frozen=True, omit_defaults=True):
 
 
 class Command(Struct, frozen=True, omit_defaults=True):
-    """An operator's word: "flush" (snapshot now), "park", "resume"."""
+    """A word from outside: an operator's "flush" (snapshot now), "park", "resume"; the system's "shutdown", which waits
+    for at most *within_s*, and "shutdown-cancelled".
+    """
 
     verb: str
     by: str = ""
+    within_s: float | None = None
 
 
 class Observation(Struct, frozen=True, omit_defaults=True):

@@ -42,6 +42,10 @@ class _Every(Struct, frozen=True):
     every: float
 
 
+class _Within(Struct, frozen=True):
+    within_s: float | None = None
+
+
 class _Ranks(Struct, frozen=True):
     ranks: int
     slowest: float  # the last rank writes so many times as long
@@ -130,11 +134,12 @@ def happen(world: World, line: Line) -> None:
     elif kind == "job":
         job = _job(line)
         world.at(at, lambda: world.add_job(job))
-    elif kind == "operator":
+    elif kind in ("operator", "system"):
         verb = " ".join(line.words[1:])
-        world.at(at, lambda: world.command(verb))
+        within_s = _build(line, _Within, line.options).within_s
+        world.at(at, lambda: world.command(verb, by=kind, within_s=within_s))
     else:
-        raise line.fail(f"{kind} can't happen; there are ups, fault, job and operator")
+        raise line.fail(f"{kind} can't happen; there are ups, fault, job, operator and system")
 
 
 def _ups(world: World, line: Line, at: float) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from powerguard.core.decide import DRY_RUN, command, decide, transition
+from powerguard.core.decide import CANCELLED, DRY_RUN, SHUTDOWN, command, decide, transition
 from powerguard.core.feeds import Power
 from powerguard.core.messages import Exit, Notice, Prepare, Quiesce, Welcome
 from powerguard.core.need import Need, eased
@@ -56,7 +56,7 @@ def step(
 
 def ask(verb: str, view: PhaseView, power: Power = ON, flush: FlushView = IDLE, now: float = 200.0) -> Next:
     """An operator's command."""
-    return command(verb, Case(POLICY, view, power, NEED, flush, now))
+    return command(Command(verb), Case(POLICY, view, power, NEED, flush, now))
 
 
 # ---- online ----------------------------------------------------------------------------------------
@@ -399,6 +399,76 @@ def test_a_dry_run_comes_back():
     assert ask(DRY_RUN, at(Phase.HALTING)).refused
 
 
+# ---- a shutdown of the system ----------------------------------------------------------------------
+
+
+def leave(view: PhaseView, power: Power = ON, flush: FlushView = IDLE, within_s: float | None = 120.0) -> Next:
+    """The service manager begins to shut down."""
+    return command(Command(SHUTDOWN, "logind", within_s), Case(POLICY, view, power, NEED, flush, 200.0))
+
+
+@pytest.mark.parametrize("phase", [Phase.ONLINE, Phase.ON_BATTERY])
+def test_a_shutdown_stops_training_wherever_it_runs(phase: Phase):
+    """Ranks flush before the system goes down, on mains and on battery; with nobody to flush it is done at once."""
+    power = ON if phase is Phase.ONLINE else OFF
+
+    assert (Phase.FLUSHING, 320.0) == (leave(at(phase), power).phase, leave(at(phase), power).view.leave_at)
+    assert Phase.PARKED is leave(at(phase), power, NOBODY).phase
+    assert "shutting down (logind)" in leave(at(phase), power).reason
+
+
+def test_a_shutdown_doesnt_repeat_a_stop():
+    """Stopped ranks stay stopped; only how long the system waits is new. Asked twice it counts from the first."""
+    parked = leave(at(Phase.PARKED, held=True), ON, DONE)
+
+    assert (Phase.PARKED, True, 320.0) == (parked.phase, parked.view.held, parked.view.leave_at)
+    assert 150.0 == leave(at(Phase.FLUSHING, leave_at=150.0), ON, BUSY).view.leave_at
+    assert leave(at(Phase.HALTING), OFF, DONE).refused
+
+
+def test_nothing_resumes_while_the_system_shuts_down():
+    """Mains for ever, a flush without end, the operator: all of them wait."""
+    view = at(Phase.PARKED, leave_at=320.0)
+
+    assert Phase.PARKED is step(view, ON, DONE, now=9e4).phase
+    assert Phase.FLUSHING is step(replace(view, phase=Phase.FLUSHING), ON, BUSY, now=9e4).phase
+    assert ask("resume", view, ON, DONE).refused
+
+
+def test_a_cancelled_shutdown_gives_the_ranks_back():
+    """Training goes on, unless somebody or something else keeps it parked."""
+
+    def cancel(view: PhaseView, power: Power = ON, flush: FlushView = DONE) -> Next:
+        return ask(CANCELLED, replace(view, leave_at=320.0), power, flush)
+
+    alone = at(Phase.PARKED, event_at=None)
+    assert Phase.ONLINE is cancel(alone).phase
+    for other in (
+        cancel(replace(alone, held=True)),
+        cancel(at(Phase.PARKED), OFF),
+        cancel(replace(alone, phase=Phase.FLUSHING), ON, BUSY),
+    ):
+        assert other.phase is not Phase.ONLINE
+        assert (None, False) == (other.view.leave_at, other.refused)
+    assert ask(CANCELLED, alone).refused
+
+
+def test_the_outage_of_a_shutting_down_node_still_halts_it():
+    """A shutdown that hangs on battery doesn't keep the power-off back."""
+    view = at(Phase.PARKED, leave_at=320.0)
+
+    assert Phase.HALTING is step(view, replace(OFF, idle_runway_s=50.0), DONE).phase
+
+
+@pytest.mark.parametrize(("power", "deadline"), [(ON, 320.0), (OFF, 320.0), (replace(OFF, runway_s=60.0), 260.0)])
+def test_ranks_are_given_what_the_system_waits(power: Power, deadline: float):
+    """On mains logind's delay is the deadline, on battery the runway if it is nearer."""
+    view = at(Phase.FLUSHING, leave_at=320.0)
+    state = replace(initial("boot", 0.0), view=view, event="e", power=power, need=NEED)
+
+    assert deadline == entered(POLICY, state, Next(view, (), "x"), 200.0).deadline_at
+
+
 # ---- commands --------------------------------------------------------------------------------------
 
 
@@ -448,7 +518,8 @@ instants = st.none() | st.floats(0.0, 1000.0)
 amounts = st.none() | st.floats(0.0, 5000.0)
 views = st.builds(
     PhaseView, phase=st.sampled_from(Phase), phase_since=st.floats(0.0, 1000.0), event_at=instants, ended_at=instants,
-    snapshot_at=instants, fsd_at=instants, held=st.booleans(), exit_at=instants, halted_at=instants, dry=st.booleans(),
+    snapshot_at=instants, fsd_at=instants, held=st.booleans(), leave_at=instants, exit_at=instants, halted_at=instants,
+    dry=st.booleans(),
 )  # fmt: skip
 powers = st.builds(
     Power, on_battery=st.none() | st.booleans(), since=instants, online_since=instants, runway_s=amounts,
