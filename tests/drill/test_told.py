@@ -148,3 +148,29 @@ def test_a_quiet_journal_has_no_story(tmp_path):
     with pytest.raises(JournalError, match="no outage"):
         from_journal(path)
     assert outages([]) == []
+
+
+def test_the_log_has_each_turn_with_its_reason_and_each_order_once(blackout):
+    """Every phase that was entered is a line with a reason; an order to two ranks is one line, however often sent."""
+    _, path = blackout
+    log = from_journal(path).events
+    for phase in ("on battery", "flushing", "parked", "halting"):
+        (turn,) = [event for event in log if event.text == phase]
+        assert turn.reason
+    orders = [event.text for event in log if event.text.startswith(("PREPARE", "DECIDE", "SEAL"))]
+    assert len(orders) == len(set(orders))
+    assert sum(text.startswith("DECIDE") for text in orders) == 2
+    assert all(text.endswith("to rank 0, 1") for text in orders if text.startswith("DECIDE"))
+
+
+def test_parked_ranks_are_shown_with_the_runway_that_they_are_judged_by(blackout):
+    """While parked the curve is the idle runway, and the need is the halt alone."""
+    world, path = blackout
+    story = from_journal(path)
+    shown = dict(story.series.runway_s)
+    parked = [e for e in world.entries if e.decision.state.phase.value == "parked" and e.at in shown]
+    assert parked
+    for entry in parked:
+        power = entry.decision.state.power
+        assert shown[entry.at] == (power.runway_s if power.idle_runway_s is None else power.idle_runway_s)
+        assert dict(story.series.need_s)[entry.at] == entry.decision.state.need.halt_s
