@@ -78,8 +78,8 @@ class Journal:
         """The file being written."""
         return str(self._path or "")
 
-    def begin(self, at: float, policy: Policy) -> None:
-        """Opens the file, a new one unless this boot has one, and notes the policy."""
+    def begin(self, at: float, policy: Policy, state: State | None = None) -> None:
+        """Opens the file, a new one unless this boot has one, and notes the policy and the *state* to begin with."""
         self._policy = policy
         if self._path is None:
             self._path = self._name()
@@ -89,6 +89,8 @@ class Journal:
         self._retire()
         self._open(at)
         self._write(Rules(self._take(), at, policy), durable=False)
+        if state is not None:
+            self._write(Base(self._take(), at, state), durable=False)
 
     def rules(self, at: float, policy: Policy) -> None:
         """The policy from here on."""

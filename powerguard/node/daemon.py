@@ -65,7 +65,7 @@ class Daemon:
     def begin(self) -> None:
         """Opens the journal, starts the readers, and goes on with a halt that was ordered before a crash."""
         parts, state = self._parts, self.state
-        parts.journal.begin(parts.clock(), self.config.policy)
+        parts.journal.begin(parts.clock(), self.config.policy, state)
         parts.readers.apply(self.config.ups)
         if state.phase is not Phase.ONLINE:
             log.warning("going on where the last daemon was", phase=state.phase.value, event_id=state.event)

@@ -11,6 +11,7 @@ import structlog
 from powerguard import __version__
 from powerguard import config as configuration
 from powerguard.config import Config, UpsConfig
+from powerguard.core.job import Stage
 from powerguard.core.state import State, initial
 from powerguard.core.types import Command
 from powerguard.errors import PowerguardError
@@ -44,7 +45,7 @@ def serve(path: Path, *, really: bool, json_logs: bool) -> int:
     config = _load(path, json_logs=json_logs)
     boot, now = clock.boot_id(), clock.now()
     folded = _remembered(config, boot)
-    state = _state(config, folded, boot, now)
+    state = resumed(folded, boot, config.node.name, now)
     inbox = Inbox()
     service = _Service(inbox)
     control = Control(Path(config.node.run_dir) / CONTROL_SOCKET, serve=service.answer, group=config.node.socket_group)
@@ -122,9 +123,21 @@ def _remembered(config: Config, boot: str) -> Folded:
         return Folded()
 
 
-def _state(config: Config, folded: Folded, boot: str, now: float) -> State:
+def resumed(folded: Folded, boot: str, node: str, now: float) -> State:
+    """The state to begin with: the last daemon's, or a new one that gives higher order numbers.
+
+    Ranks that were asked to PREPARE get their time anew: nobody heard their answers while the daemon was away, and
+    a promise made for them from what was last known of them would be for a step that they have long passed.
+    """
+    replace = msgspec.structs.replace
     state = folded.state or initial(boot, now)
-    return msgspec.structs.replace(state, node=config.node.name, seq=max(state.seq, folded.seq_floor))
+    jobs = {
+        name: replace(job, order=replace(job.order, stage_at=now))
+        if job.order is not None and job.order.stage is Stage.PREPARE
+        else job
+        for name, job in state.jobs.items()
+    }
+    return replace(state, node=node, seq=max(state.seq, folded.seq_floor), jobs=jobs)
 
 
 def _reader(ups: UpsConfig, poll_s: float, inbox: Inbox) -> UpsReader:

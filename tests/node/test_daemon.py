@@ -15,7 +15,7 @@ import pytest
 
 from powerguard.config import Config, loads
 from powerguard.core.messages import Exit, Prepare, Purpose, Resume
-from powerguard.core.state import State, initial
+from powerguard.core.state import State
 from powerguard.core.types import Comm, Command, Halt, PageReport, Phase, RankReport, Sample
 from powerguard.journal import File, Journal, Tick, fold, read
 from powerguard.node.daemon import Daemon
@@ -24,6 +24,7 @@ from powerguard.node.parts import Parts
 from powerguard.node.poweroff import Poweroff
 from powerguard.node.readers import Readers
 from powerguard.node.sd_notify import Notifier
+from powerguard.node.service import resumed
 from powerguard.node.tell import Teller
 from powerguard.sim.clock import FakeClock
 from powerguard.sim.rank import Disk, RankSpec, SimRank
@@ -133,12 +134,12 @@ class Bench:
         self.pid1 = "systemd"
         self.start()
 
-    def start(self, state: State | None = None) -> None:
+    def start(self) -> None:
         self.inbox = Inbox()
         self.bus = FakeBus(self.clock, self.inbox.put, self.ranks)
         folded = fold(self.directory, BOOT)
         self.folded = folded
-        state = state or folded.state or initial(BOOT, self.clock(), node="n")
+        state = resumed(folded, BOOT, "n", self.clock())
         self.power = Poweroff(self.way, self.inbox.put, retry_s=0.02)
         self.journal = Journal(self.directory, boot=BOOT, node="n", version="0", folded=folded, **self.how)
         self.parts = Parts(
