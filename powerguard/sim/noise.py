@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from powerguard.core.decide import DRY_RUN, decide
+from powerguard.core.decide import CANCELLED, DRY_RUN, SHUTDOWN, decide
 from powerguard.core.job import Job
 from powerguard.core.lawful import check
 from powerguard.core.messages import (
@@ -72,7 +72,7 @@ NUMBERS: tuple[dict[str, str], ...] = (
 AFTER_HALT_S = 60.0
 """A log ends so long after the power-off order."""
 
-VERBS = ("flush", "park", "resume", DRY_RUN, "reboot")
+VERBS = ("flush", "park", "resume", DRY_RUN, SHUTDOWN, CANCELLED, "reboot")
 
 
 def babble(policy: Policy, state: State, data: bytes, now: float = 100.0) -> Iterator[tuple[State, Decision, float]]:
