@@ -15,7 +15,7 @@ from policy.outcome import Outcome
 from policy.world import CAP_AT_S, CAP_SHARE, FEED, POLL_S, Poll, Track, look, trained
 from powerguard.core.decide import transition
 from powerguard.core.feeds import Feed, Power, step_load, view
-from powerguard.core.need import Need
+from powerguard.core.need import Need, eased
 from powerguard.core.phase import Do, Flush, FlushView, PhaseView
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.serve import PARKS
@@ -42,7 +42,7 @@ class Job:
     def need(self, policy: Policy, now: float) -> Need:
         """What `need.reckon` makes of one job of one rank that has measured itself."""
         pending = max(0.0, self.planned_s - (now - (self.snapshot_done - self.flush_s))) if self.writing(now) else 0.0
-        save_s = pending + self.planned_s
+        save_s = max(pending, self.planned_s)
         return Need(
             flush_s=self.planned_s,
             write_s=self.planned_s,
@@ -50,6 +50,7 @@ class Job:
             halt_s=policy.halt_s,
             save_s=save_s,
             total_s=save_s + policy.halt_s,
+            eased=eased(policy.flush_load),
         )
 
     def writing(self, now: float) -> bool:
@@ -58,7 +59,7 @@ class Job:
 
 
 def policy_of(track: Track, *, learned: bool) -> Policy:
-    """Defaults, and what the operator may know of this UPS."""
+    """Defaults, what the operator may know of this UPS, and what a drill measured: the load while ranks flush."""
     outage = track.outage
     feed = FeedPolicy(
         name=FEED,
@@ -66,7 +67,9 @@ def policy_of(track: Track, *, learned: bool) -> Policy:
         rated=outage.rated,
         learned_phi=outage.learned_phi if learned else None,
     )
-    return Policy(feeds=(feed,))
+    load = outage.load
+    training = load.capped(CAP_SHARE) if track.capped else load.train_pct
+    return Policy(feeds=(feed,), flush_load=min(1.0, load.flush_pct / training))
 
 
 def begin(policy: Policy, track: Track) -> dict[str, Feed]:
@@ -101,7 +104,7 @@ def play_ours(track: Track, needs: tuple[float, ...], *, learned: bool) -> dict[
             capped = True
             known = step_load(policy, known, now, track.outage.load.capped(CAP_SHARE) / track.outage.load.train_pct)
         known = {FEED: hear(policy, known[FEED], poll.reading, "", now)}
-        shared = _shared(policy, known, poll.reading, jobs, now)
+        shared = _shared(policy, known, jobs, now)
         for need in needs:
             if need in outcomes:
                 continue
@@ -124,13 +127,12 @@ def _settle(job: Job, now: float) -> None:
         job.durable_from = job.snapshot_done - job.flush_s
 
 
-def _shared(
-    policy: Policy, known: dict[str, Feed], reading: Reading, jobs: dict[float, Job], now: float
-) -> Power | None:
+def _shared(policy: Policy, known: dict[str, Feed], jobs: dict[float, Job], now: float) -> Power | None:
     """The view of the node if it is the same for all needs: it depends on them only where the reported runtime is
     within one of them (and in tests of the battery, of which there are none here)."""
-    longest = max(job.need(policy, now).total_s for job in jobs.values()) + policy.margin_s
-    if reading.runtime_s is not None and reading.runtime_s <= longest:
+    longest = max(job.need(policy, now).drain_s for job in jobs.values()) + policy.margin_s
+    reading = known[FEED].reading
+    if reading is not None and reading.runtime_s is not None and reading.runtime_s <= longest:
         return None
     return view(policy, known, now, save_s=0.0, halt_s=policy.halt_s)
 
@@ -148,7 +150,7 @@ def _step(
     """One decision; two at the first poll of an outage, as the daemon's loop would make them within 0.2 s."""
     need = job.need(policy, now)
     if power is None:
-        power = view(policy, known, now, save_s=need.total_s + policy.margin_s, halt_s=need.halt_s)
+        power = view(policy, known, now, save_s=need.drain_s + policy.margin_s, halt_s=need.halt_s)
     seen = FlushView(state=flush, underway=job.writing(now) or flush is Flush.UNDERWAY, quiet=False, gone=False)
     nxt = transition(policy, phase, power, need, seen, now)
     if nxt.phase is Phase.ON_BATTERY and phase.phase is Phase.ONLINE:
@@ -189,7 +191,9 @@ def _parked(
     outcome = Outcome(trained_s=_trained(track, t, job), saves=job.snapshots + 1, why=phase.why)
     writing = job.writing(now)
     kept_from = job.snapshot_done - job.flush_s if writing else job.durable_from
-    if (writing or job.durable_from is not None) and power.runway_s is not None and power.runway_s < job.measured_s:
+    fresh_s = job.measured_s + (job.snapshot_done - now if writing else 0.0)
+    left_s = math.inf if power.runway_s is None else power.runway_s / eased(policy.flush_load)
+    if (writing or job.durable_from is not None) and left_s < fresh_s:
         flushed_at = job.snapshot_done if writing else now  # a fresh one wouldn't fit: the snapshot is kept
         outcome.trained_s = _trained(track, (kept_from or T0) - T0, job)
     else:

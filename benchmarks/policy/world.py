@@ -69,7 +69,7 @@ def reading_of(ups: SimUps, at: float) -> Reading:
         voltage=None if report.voltage is None else round(report.voltage, 1),
         voltage_nominal=spec.nominal_v,
         input_voltage=report.input_v,
-        chemistry="lifepo4" if spec.chemistry == "lfp" else "pbac",
+        chemistry=("lifepo4" if spec.chemistry == "lfp" else "pbac") if spec.tells_type else "",
         pollfreq_s=firmware.refresh_s,
         pollinterval_s=min(2.0, firmware.refresh_s),
     )

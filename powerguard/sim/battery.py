@@ -40,6 +40,7 @@ class UpsSpec(Struct, frozen=True):
     recharge_s: float = 6 * 3600.0  # from empty to 80 %
     tau_s: float | None = None  # diffusion time of the wells; None = the chemistry's
     temperature_c: float | None = None  # reported only
+    tells_type: bool = True  # battery.type is reported
     firmware: FirmwareSpec = FirmwareSpec()
 
     @classmethod
@@ -202,7 +203,7 @@ class SimUps:
             "battery.runtime": _text(report.runtime_s, 0),
             "battery.runtime.low": f"{firmware.low_runtime_s:g}",
             "battery.temperature": _text(spec.temperature_c, 1),
-            "battery.type": "LiFePO4" if spec.chemistry == "lfp" else "PbAc",
+            "battery.type": ("LiFePO4" if spec.chemistry == "lfp" else "PbAc") if spec.tells_type else "",
             "battery.voltage": _text(report.voltage, 2 if (firmware.voltage_quantum_v or 1) < 0.1 else 1),
             "battery.voltage.nominal": f"{spec.nominal_v:.1f}",
             "device.mfr": "powerguard",

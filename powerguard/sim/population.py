@@ -138,6 +138,7 @@ def _model(rng: Random, i: int) -> Model:
         chemistry=chemistry,
         full_load_s=full_load_s,
         blocks=rng.choices([2, 3, 4, 6, 8, 16, 20], [15, 10, 35, 12, 10, 10, 8])[0],
+        tells_type=rng.random() < 0.70,
         losses=Losses(rng.uniform(0.015, 0.035), rng.uniform(0.03, 0.07)),
         firmware=firmware,
     )
@@ -241,7 +242,7 @@ def outage(seed: int, market: tuple[Model, ...], n: int, flaws: Flaws = FLAWS["n
     weakest = rng.uniform(0.03, 0.45)
     recent = rng.random() < 0.12
     soc = rng.uniform(0.25, 0.95)
-    measured = (phi * weakest) if weak and rng.random() < 0.5 else phi  # half of the weak blocks came afterwards
+    measured = (phi * weakest) if weak and rng.random() < 0.7 else phi  # the others came after the calibration
     learned_phi = measured * _lognormal(rng, 1.0, 0.08)
     spec = replace(
         model.spec,
