@@ -8,7 +8,7 @@ from powerguard.drill.moments import Moment
 from powerguard.drill.story import Event, Mark, Save
 from powerguard.journal import Tick
 
-_QUIET_ORDERS = ("Welcome", "Notice", "Sealed")
+_QUIET_ORDERS = ("Welcome", "Notice", "Sealed", "Ack")
 
 
 def marks(shown: list[Moment], zero: float) -> tuple[Mark, ...]:
@@ -59,27 +59,38 @@ def _back_at(before: Moment | None, moment: Moment) -> float | None:
 
 
 class Log:
-    """The lines of the log: each turn of the phase, each announcement, each order once for all its ranks."""
+    """The lines of the log: each turn of the phase, each announcement, each order once for all its ranks.
+
+    What is said twice in a row is said once: orders and announcements often carry the reason of the turn.
+    """
 
     def __init__(self) -> None:
         self._phase: Phase | None = None
         self._ordered: set[tuple[str, int]] = set()
+        self._reason = ""
 
     def lines(self, moment: Moment) -> list[Event]:
         """What there is to say of *moment*; to be asked of each in order."""
         tick, found = moment.tick, list[Event]()
-        phase = tick.phase.value
         if self._phase not in (None, tick.phase):
-            found.append(Event(tick.at, phase, phase.replace("_", " "), tick.reason))
+            self._reason = tick.reason
+            found.append(Event(tick.at, tick.phase.value, tick.phase.value.replace("_", " "), tick.reason))
         self._phase = tick.phase
         for action in tick.actions:
-            if isinstance(action, Announce):
-                found.append(Event(tick.at, phase, action.text, "", action.level))
+            if isinstance(action, Announce) and action.text != self._reason:
+                found.append(Event(tick.at, tick.phase.value, action.text, "", action.level))
             elif isinstance(action, Halt):
-                found.append(Event(tick.at, phase, "halt", action.reason, "warning"))
+                found.append(Event(tick.at, tick.phase.value, "power off", self._new(action.reason), "warning"))
             elif isinstance(action, Send):
                 found += self._order(tick, action)
         return found
+
+    def _new(self, reason: str) -> str:
+        """*reason*, unless it was the last one given."""
+        if reason == self._reason:
+            return ""
+        self._reason = reason
+        return reason
 
     def _order(self, tick: Tick, action: Send) -> list[Event]:
         message = action.message
@@ -93,7 +104,7 @@ class Log:
             text += f" {message.purpose.value}"
         if isinstance(message, Decide):
             text += f" at step {message.step}, plan {message.plan.value}"
-        reason = getattr(message, "reason", "")
+        reason = self._new(getattr(message, "reason", ""))
         return [Event(tick.at, tick.phase.value, f"{text} to rank {', '.join(map(str, ranks))}", reason)]
 
 

@@ -50,7 +50,7 @@ class Node:
         """The same run in the time that the others leave unused."""
         command = torchrun(self._plan, self.folder / "undisturbed-checkpoints", self.folder / "undisturbed", 0.0)
         env = environment(self.folder / "nobody-there") | _RANKS_ENV
-        self.undisturbed = self._other.start(command, self.undisturbed_log, env=env, niceness=19)
+        self.undisturbed = self._other.start(command, self.undisturbed_log, env=env, niceness=5)
 
     def cut(self) -> int:
         """The power is gone: every process at once. How many those were."""

@@ -113,10 +113,11 @@ def _events(story: Story) -> str:
 
 def _event(event: Event, story: Story) -> str:
     tone = {"error": "bad", "warning": "some"}.get(event.level, "")
-    reason = f'<br><span class="faint">{escape(event.reason)}</span>' if event.reason else ""
+    text = event.reason if event.reason.startswith(event.text) else event.text
+    reason = f'<br><span class="faint">{escape(event.reason)}</span>' if event.reason not in ("", text) else ""
     return (
         f'<tr><td class="number">{_time(event.at, story)}</td><td class="faint word">{escape(event.phase)}</td>'
-        f'<td class="{tone}">{escape(event.text)}{reason}</td></tr>'
+        f'<td class="{tone}">{escape(text)}{reason}</td></tr>'
     )
 
 

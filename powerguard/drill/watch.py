@@ -118,8 +118,10 @@ class Watch:
                 self.times.snapshot_at = next(sealed, None)
         self.screen.show(self._glance())
         for event in self._log.lines(moment):
-            tone = "bad" if event.level == "error" else "save" if "SEAL" in event.text else "plain"
-            self.screen.say(event.text + (f": {event.reason}" if event.reason else ""), tone)
+            tone = "bad" if event.level == "error" else "save" if "durable" in event.text else "plain"
+            # "parked: every rank is durable" says it all; "parked: parked: ..." says it twice
+            text = event.reason if event.reason.startswith(event.text) else event.text
+            self.screen.say(text + (f": {event.reason}" if event.reason not in ("", text) else ""), tone)
 
     def _note_halt(self) -> None:
         """The halt command leaves a file, whose time is the wall clock's."""
