@@ -9,6 +9,7 @@ from powerguard.config.values import (
     NodeConfig,
     NotifyConfig,
     Secret,
+    ShedConfig,
     UpsConfig,
     describe_change,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "NodeConfig",
     "NotifyConfig",
     "Secret",
+    "ShedConfig",
     "UpsConfig",
     "describe_change",
     "load",

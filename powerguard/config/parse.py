@@ -13,15 +13,24 @@ import msgspec
 from powerguard.config.feeds import feeds
 from powerguard.config.reader import Reader
 from powerguard.config.rules import broken
-from powerguard.config.values import Config, HaltConfig, LogConfig, MetricsConfig, NodeConfig, NotifyConfig
+from powerguard.config.values import (
+    Config,
+    HaltConfig,
+    LogConfig,
+    MetricsConfig,
+    NodeConfig,
+    NotifyConfig,
+    ShedConfig,
+)
 from powerguard.core.policy import Policy
 from powerguard.errors import ConfigError
 
 FILE_MAX_BYTES = 1 << 20
+SHED_LEAST_PCT = 20.0
 RUN_DIR_MAX_BYTES = 107 - len("/control.sock")
 """A Unix socket's path has at most 107 bytes (unix(7))."""
 
-_TABLES = ("node", "ups", "policy", "halt", "metrics", "log", "notify")
+_TABLES = ("node", "ups", "policy", "halt", "shed", "metrics", "log", "notify")
 
 
 def load(
@@ -88,6 +97,7 @@ def _config(reader: Reader) -> Config:
         ups=ups,
         policy=policy,
         halt=_halt(reader),
+        shed=_shed(reader),
         metrics=_metrics(reader),
         log=reader.struct(LogConfig, "log"),
         notify=notify,
@@ -115,6 +125,17 @@ def _halt(reader: Reader) -> HaltConfig:
     if halt.method in ("dry-run", "logind") and halt.command:
         reader.bad("halt.command", f'isn\'t used by method = "{halt.method}"', 'method = "command", or no command')
     return halt
+
+
+def _shed(reader: Reader) -> ShedConfig:
+    shed = reader.struct(ShedConfig, "shed")
+    if 0.0 < shed.gpu_power_pct < SHED_LEAST_PCT:
+        reader.bad(
+            "shed.gpu_power_pct",
+            f"{shed.gpu_power_pct:g}: training would all but stop",
+            f"{SHED_LEAST_PCT:g} to 100, or 0",
+        )
+    return shed
 
 
 def _program(reader: Reader, path: str, command: tuple[str, ...]) -> None:

@@ -27,6 +27,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "policy.lb_polls": (1, 100),
     "policy.off_s": (1, DAY_S),
     "policy.time_scale": (0.01, 1),
+    "shed.gpu_power_pct": (0, 100),
 }
 """Lowest and highest value by key; every other `_s` is 0 to a day."""
 
@@ -34,6 +35,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "policy.on_battery": ("ride", "park"),
     "policy.snapshot": ("auto", "always", "never"),
     "halt.method": ("dry-run", "logind", "command", "upsmon-fsd"),
+    "shed.method": ("auto", "unit", "direct"),
     "log.level": ("debug", "info", "warning", "error"),
     "log.format": ("auto", "json", "console"),
     "ups.tls": ("off", "require"),

@@ -80,6 +80,13 @@ class HaltConfig(Struct, frozen=True):
     command: tuple[str, ...] = ()
 
 
+class ShedConfig(Struct, frozen=True):
+    """`[shed]`: what is given up on battery, so that it lasts longer."""
+
+    gpu_power_pct: float = 0.0  # power limit of each GPU, of its default; 0 = GPUs are left alone
+    method: str = "auto"  # "auto": "direct" for root, else "unit" | "unit": by powerguard-shed.service | "direct"
+
+
 class MetricsConfig(Struct, frozen=True):
     """`[metrics]`: Prometheus endpoint; off when *listen* is empty."""
 
@@ -113,6 +120,7 @@ class Config(Struct, frozen=True):
     ups: tuple[UpsConfig, ...]
     policy: Policy
     halt: HaltConfig = HaltConfig()
+    shed: ShedConfig = ShedConfig()
     metrics: MetricsConfig = MetricsConfig()
     log: LogConfig = LogConfig()
     notify: NotifyConfig = NotifyConfig()
@@ -121,7 +129,7 @@ class Config(Struct, frozen=True):
 def describe_change(old: Config, new: Config) -> list[str]:
     """One line for each value that differs, "key: old -> new"; a password is only said to have changed."""
     lines: list[str] = []
-    for table in ("node", "halt", "metrics", "log", "notify"):
+    for table in ("node", "halt", "shed", "metrics", "log", "notify"):
         lines += _differences(table, getattr(old, table), getattr(new, table))
     lines += _differences("policy", old.policy, new.policy, skip=("feeds",))
     before, after = {u.name: u for u in old.ups}, {u.name: u for u in new.ups}

@@ -96,6 +96,12 @@ class Command(Struct, frozen=True, omit_defaults=True):
     within_s: float | None = None
 
 
+class LoadStep(Struct, frozen=True):
+    """The shell has changed the node's load to *factor* of what it was, other than by an order to ranks."""
+
+    factor: float
+
+
 class Observation(Struct, frozen=True, omit_defaults=True):
     """Everything that came in since the last decision, in order of arrival within each kind."""
 
@@ -103,6 +109,7 @@ class Observation(Struct, frozen=True, omit_defaults=True):
     reports: tuple[RankReport, ...] = ()
     pages: tuple[PageReport, ...] = ()
     commands: tuple[Command, ...] = ()
+    loads: tuple[LoadStep, ...] = ()
 
 
 class Phase(str, Enum):

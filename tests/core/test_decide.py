@@ -16,7 +16,7 @@ from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.poll import FAST_S, poll_wait
 from powerguard.core.serve import entered
 from powerguard.core.state import State, event_id, initial
-from powerguard.core.types import Announce, Comm, Command, Halt, Observation, Phase, Sample, Send
+from powerguard.core.types import Announce, Comm, Command, Halt, LoadStep, Observation, Phase, Sample, Send
 from powerguard.core.why import Case
 from powerguard.sim.feed import SimFeed
 from powerguard.sim.rank import RankSpec
@@ -679,3 +679,14 @@ def test_poll_wait_is_slow_far_away_and_fast_near():
     assert set(waits[Phase.FLUSHING]) == {FAST_S}
     assert FAST_S in waits[Phase.ON_BATTERY]
     assert all(FAST_S <= wait <= POLICY.poll_online_s for each in waits.values() for wait in each)
+
+
+def test_a_step_of_the_load_reaches_the_estimator():
+    """GPUs at less power on battery: the feed's witnesses are told, on mains there is nothing to tell."""
+    sample = Sample("ups", 100.0, Comm.OK, {"ups.status": "OB DISCHRG", "battery.charge": "90", "ups.load": "60"})
+    for status, factor in (("OB DISCHRG", 0.8), ("OL", None)):
+        said = replace(sample, variables={**sample.variables, "ups.status": status})
+        before = decide(POLICY, initial("boot", 90.0), Observation((said,)), 100.0).state
+        after = decide(POLICY, before, Observation(loads=(LoadStep(0.8),)), 101.0).state
+        draw = after.feeds["ups"].runway.draw
+        assert factor == (None if draw is None else draw.carry_factor)

@@ -35,7 +35,7 @@ class FakeLogind:
         self.preparing, self.delay_s, self.forgets = preparing, delay_s, False
         self.refuses = self.mute = False
         self.locks: list[int] = []
-        self.taken = 0
+        self.taken = self.asked = 0
         self._open()
 
     def _open(self) -> None:
@@ -96,6 +96,7 @@ class FakeLogind:
     def _answer(self, message, name: str) -> None:
         from jeepney import new_error, new_method_return
 
+        self.asked += 1
         if name == "Get":
             value = self.preparing if message.body[1] == "PreparingForShutdown" else int(self.delay_s * 1e6)
             kind = "b" if message.body[1] == "PreparingForShutdown" else "t"
@@ -197,6 +198,18 @@ def test_a_shutdown_waits_until_the_lock_is_released(logind, hold, eventually):
     held.inhibitor.release()
     assert 0 == fake.held()
     assert "" == held.inhibitor.trouble()
+
+
+def test_a_released_lock_stays_released(logind, hold, eventually):
+    """Looking doesn't take it back: whoever released it is about to power off."""
+    fake = logind()
+    held = hold(check_s=0.05)
+    held.next()
+    held.inhibitor.release()
+    asked = fake.asked
+    eventually(lambda: fake.asked > asked + 6)
+
+    assert (0, 1) == (fake.held(), fake.taken)
 
 
 def test_a_shutdown_that_is_called_off_gives_the_lock_back(logind, hold):
