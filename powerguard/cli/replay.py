@@ -45,6 +45,9 @@ class Replay:
 
     def take(self, record: journal.Record) -> tuple[Tick, Decision] | None:
         """The new decision beside the old one; None for records that decide nothing, or lack a state to begin with."""
+        if record.n != self._last_n + 1:  # quiet minutes that were never written: the daemon was killed
+            self._state = self._state if self._own is not None else None
+        self._last_n = record.n
         if isinstance(record, Rules):
             self._policy = _tried(self._own, record.policy)
         elif isinstance(record, Base):

@@ -18,19 +18,19 @@ from powerguard import __version__
 from powerguard.config import Config, describe_change
 from powerguard.core import lawful
 from powerguard.core.decide import DRY_RUN, decide
-from powerguard.core.messages import Prepare, Purpose
+from powerguard.core.messages import Hello, Welcome
 from powerguard.core.poll import poll_wait
 from powerguard.core.state import Decision, State
 from powerguard.core.types import Actions, Announce, Command, Halt, Observation, PageReport, Phase, Send
 from powerguard.errors import ConfigError, InvariantError
+from powerguard.node.leave import going_down, last_resort, may_leave
 from powerguard.node.parts import Parts
 from powerguard.node.poweroff import Result
 from powerguard.node.status import Shell, Status, describe
+from powerguard.node.wake import awake
 
-HOLD_S = 45.0
-"""Once halting, a SIGTERM is not obeyed before `halt_s` is over, at most this long: LOGIN keeps the power on."""
-SHUTDOWN_COMM = "systemd-shutdow"
-"""/proc/1/comm once every service is stopped: nothing is left to be waited for (15 bytes, prctl(2))."""
+GREET_S = 1.0
+"""A rank that doesn't register anew is asked again after this long."""
 
 _NAMES = {"event": "event_id", "level": "level_", "message": "message_", "always": "always_"}
 """Facts whose names a log line already uses."""
@@ -47,6 +47,7 @@ class Daemon:
         self._started_at = parts.clock()
         self._stopping = False
         self._journal_trouble = ""
+        self._strangers = {(name, rank): 0.0 for name, job in state.jobs.items() for rank in job.members}
         self.replies: queue.SimpleQueue[Announce] = queue.SimpleQueue()  # to the operator's commands
         self._exit_code: int | None = None
 
@@ -64,7 +65,8 @@ class Daemon:
 
     def begin(self) -> None:
         """Opens the journal, starts the readers, and goes on with a halt that was ordered before a crash."""
-        parts, state = self._parts, self.state
+        parts = self._parts
+        self.state = state = awake(self.state, parts.clock())
         parts.journal.begin(parts.clock(), self.config.policy, state)
         parts.readers.apply(self.config.ups)
         if state.phase is not Phase.ONLINE:
@@ -84,7 +86,7 @@ class Daemon:
     def end(self, code: int) -> int:
         """Leaves: ranks are told nothing and train on; LOGIN is given up unless the node goes down."""
         parts = self._parts
-        going_down = self._going_down()
+        going_down = self._going_down
         parts.notify.stopping("the node goes down" if going_down else "stopped")
         log.info("stopped", code=code, phase=self.state.phase.value, login_kept=going_down)
         parts.power.close()
@@ -94,23 +96,13 @@ class Daemon:
         parts.teller.close()
         return code
 
+    @property
     def _going_down(self) -> bool:
-        return self.state.halted_at is not None and not self.state.view.dry and self._parts.power.way.real
+        return going_down(self.state, real=self._parts.power.way.real)
 
     def _may_leave(self, now: float) -> bool:
-        """Whether a SIGTERM is obeyed now.
-
-        Once the node is halting, LOGIN is all that keeps a NUT primary from cutting the power while other services
-        still close their files. It is kept until that is done (systemd-shutdown has taken over as process 1), or
-        for as long as a halt may take by the configuration.
-        """
-        halted_at = self.state.halted_at
-        if halted_at is None or not self._going_down():
-            return True
-        with contextlib.suppress(OSError):
-            if self._parts.pid1() == SHUTDOWN_COMM:
-                return True
-        return now - halted_at >= min(HOLD_S, self.config.policy.halt_s)
+        parts = self._parts
+        return may_leave(self.config.policy, self.state, real=parts.power.way.real, pid1=parts.pid1, now=now)
 
     # ---- one turn ----------------------------------------------------------------------------------
 
@@ -132,6 +124,7 @@ class Daemon:
         self._note(now, before, seen, decision)
         for action in decision.actions:
             self._act(action)
+        self._greet(seen, now)
         if decision.state.phase is not before.phase:
             parts.count(f"phase_{decision.state.phase.value}")
         self._care()
@@ -162,22 +155,16 @@ class Daemon:
 
     def _last_resort(self, err: Exception) -> None:
         """On battery every rank is asked to hold and, hearing nothing more, to save by itself; then the daemon ends."""
-        state, parts, policy = self.state, self._parts, self.config.policy
         self._exit_code = InvariantError.exit_code
-        given = [job.order.seq for job in state.jobs.values() if job.order is not None]
-        seq = 1 + max(state.seq, int(parts.clock()), *given, 0)  # above all that was given, whatever the state says
+        now = self._parts.clock()
         why = str(err) if isinstance(err, InvariantError) else f"{type(err).__name__}: {err}"
-        log.error("a law was broken, ending", why=why, phase=state.phase.value, exc_info=err)
+        log.error("a law was broken, ending", why=why, phase=self.state.phase.value, exc_info=err)
+        seq, orders = last_resort(self.config.policy, self.state, now)
         with contextlib.suppress(Exception):
-            parts.journal.fault(parts.clock(), seq, why)
-            parts.count("fault")
-        mains = state.phase is Phase.ONLINE and state.power is not None and state.power.on_battery is False
-        if not mains:
-            event = state.event or "fault"
-            order = Prepare(seq, event, Purpose.STOP, policy.hold_max_s, f"{event}-{seq}", "powerguard is at fault")
-            for name, job in state.jobs.items():
-                for rank in job.members:
-                    self._send(Send(name, rank, order))
+            self._parts.journal.fault(now, seq, why)
+            self._parts.count("fault")
+        for order in orders:
+            self._send(order)
 
     # ---- acting ------------------------------------------------------------------------------------
 
@@ -196,6 +183,17 @@ class Daemon:
             self._parts.bus.send(send.job, send.rank, send.message)
         except Exception as err:  # what isn't acknowledged is sent again by the next decisions
             log.error("bus can't send", why=str(err), job=send.job, rank=send.rank)
+
+    def _greet(self, seen: Observation, now: float) -> None:
+        """Ranks that are known from before a restart register anew: the bus must know their process and their page."""
+        for report in seen.reports if self._strangers else ():
+            key = (report.job, report.rank)
+            if isinstance(report.message, Hello):
+                self._strangers.pop(key, None)
+            elif now - self._strangers.get(key, now) >= GREET_S:
+                self._strangers[key] = now
+                state = self.state
+                self._send(Send(*key, Welcome(state.node, state.phase.value, state.seq, hello=True)))
 
     def _announce(self, news: Announce) -> None:
         facts = {_NAMES.get(key, key): value for key, value in news.facts.items()}

@@ -11,8 +11,6 @@ import structlog
 from powerguard import __version__
 from powerguard import config as configuration
 from powerguard.config import Config, UpsConfig
-from powerguard.core.job import Stage
-from powerguard.core.state import State, initial
 from powerguard.core.types import Command
 from powerguard.errors import PowerguardError
 from powerguard.journal import Folded, Journal, fold
@@ -29,6 +27,7 @@ from powerguard.node.sd_notify import Notifier
 from powerguard.node.tell import Teller
 from powerguard.node.ups import UpsReader
 from powerguard.node.ups_line import UpsAddress
+from powerguard.node.wake import remembered
 
 REPLY_S = 3.0
 """An operator's order is decided at the next tick; longer than this means that the loop is stuck."""
@@ -45,7 +44,7 @@ def serve(path: Path, *, really: bool, json_logs: bool) -> int:
     config = _load(path, json_logs=json_logs)
     boot, now = clock.boot_id(), clock.now()
     folded = _remembered(config, boot)
-    state = resumed(folded, boot, config.node.name, now)
+    state = remembered(folded, boot, config.node.name, now)
     inbox = Inbox()
     service = _Service(inbox)
     control = Control(Path(config.node.run_dir) / CONTROL_SOCKET, serve=service.answer, group=config.node.socket_group)
@@ -121,23 +120,6 @@ def _remembered(config: Config, boot: str) -> Folded:
     except Exception as err:  # a journal of another version, say: better no memory than no daemon
         log.error("the journal can't be understood, starting anew", why=f"{type(err).__name__}: {err}")
         return Folded()
-
-
-def resumed(folded: Folded, boot: str, node: str, now: float) -> State:
-    """The state to begin with: the last daemon's, or a new one that gives higher order numbers.
-
-    Ranks that were asked to PREPARE get their time anew: nobody heard their answers while the daemon was away, and
-    a promise made for them from what was last known of them would be for a step that they have long passed.
-    """
-    replace = msgspec.structs.replace
-    state = folded.state or initial(boot, now)
-    jobs = {
-        name: replace(job, order=replace(job.order, stage_at=now))
-        if job.order is not None and job.order.stage is Stage.PREPARE
-        else job
-        for name, job in state.jobs.items()
-    }
-    return replace(state, node=node, seq=max(state.seq, folded.seq_floor), jobs=jobs)
 
 
 def _reader(ups: UpsConfig, poll_s: float, inbox: Inbox) -> UpsReader:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from powerguard.config import Config, loads
-from powerguard.core.messages import Exit, Prepare, Purpose, Resume
+from powerguard.core.messages import Exit, Hello, Prepare, Purpose, Resume
 from powerguard.core.state import State
 from powerguard.core.types import Comm, Command, Halt, PageReport, Phase, RankReport, Sample
 from powerguard.journal import File, Journal, Tick, fold, read
@@ -24,8 +24,8 @@ from powerguard.node.parts import Parts
 from powerguard.node.poweroff import Poweroff
 from powerguard.node.readers import Readers
 from powerguard.node.sd_notify import Notifier
-from powerguard.node.service import resumed
 from powerguard.node.tell import Teller
+from powerguard.node.wake import remembered
 from powerguard.sim.clock import FakeClock
 from powerguard.sim.rank import Disk, RankSpec, SimRank
 
@@ -67,6 +67,7 @@ class FakeBus:
         self.clock, self.put, self.ranks = clock, put, ranks
         self.sent: list[tuple[int, object]] = []
         self.broken, self.closed = False, False
+        self.registered: set[int] = set()  # by HELLO, as on the real bus: a new daemon's knows nobody
 
     def send(self, job: str, rank: int, message) -> None:
         if self.broken:
@@ -79,9 +80,8 @@ class FakeBus:
     def pages(self, now: float) -> tuple[PageReport, ...]:
         if self.broken:
             raise OSError("pages are broken")
-        return tuple(
-            PageReport(one.job, one.rank, now, one.step, one.alive, one.pid) for one in self.ranks if one.started
-        )
+        known = [one for one in self.ranks if one.rank in self.registered]
+        return tuple(PageReport(one.job, one.rank, now, one.step, one.alive, one.pid) for one in known)
 
     def care(self) -> str:
         if self.broken:
@@ -97,6 +97,8 @@ class FakeBus:
 
     def _say(self, one: SimRank, messages) -> None:
         for message in messages:
+            if isinstance(message, Hello):
+                self.registered.add(one.rank)
             self.put(RankReport(one.job, one.rank, self.clock(), message))
 
 
@@ -139,7 +141,7 @@ class Bench:
         self.bus = FakeBus(self.clock, self.inbox.put, self.ranks)
         folded = fold(self.directory, BOOT)
         self.folded = folded
-        state = resumed(folded, BOOT, "n", self.clock())
+        state = remembered(folded, BOOT, "n", self.clock())
         self.power = Poweroff(self.way, self.inbox.put, retry_s=0.02)
         self.journal = Journal(self.directory, boot=BOOT, node="n", version="0", folded=folded, **self.how)
         self.parts = Parts(
@@ -324,6 +326,21 @@ def test_a_halt_that_was_journalled_and_not_carried_out_is_carried_out_by_the_ne
 
     assert bench.folded.halt_done
     assert len(bench.way.reasons) == done
+
+
+def test_after_a_restart_ranks_register_anew(tmp_path):
+    """The next daemon's bus learns of process and page of each rank, and so notices when one of them dies."""
+    bench = Bench(tmp_path)
+    for _ in range(3):
+        bench.step()
+    bench.restart()
+    for _ in range(3):
+        bench.step()
+    assert bench.bus.registered == {0, 1}
+    bench.ranks[1].alive = False
+    bench.step()
+
+    assert not bench.daemon.state.jobs["job"].members[1].alive
 
 
 def test_parked_ranks_train_on_in_place_when_mains_are_back(tmp_path):

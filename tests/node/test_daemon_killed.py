@@ -157,7 +157,7 @@ def test_killed_in_a_phase_it_goes_on_with_the_same_event(rig, at):
         wait(lambda: rig.status()["jobs"], rig)
     rig.upsd.set("demo", {"ups.status": "OB DISCHRG", "battery.charge": "90", "battery.runtime": "600"})
     reach(Phase.ON_BATTERY)
-    rig.upsd.set("demo", {"ups.status": "OB DISCHRG LB", "battery.charge": "20", "battery.runtime": "80"})
+    rig.upsd.set("demo", {"ups.status": "OB DISCHRG LB", "battery.charge": "20", "battery.runtime": "30"})
     reach(Phase.FLUSHING)
     reach(Phase.PARKED)
     rig.upsd.set("demo", {"battery.charge": "5", "battery.runtime": "4"})
