@@ -18,7 +18,7 @@ import torch
 from msgspec import Raw
 
 from powerguard.errors import StateError
-from powerguard.generations.values import Node, encode, join
+from powerguard.generations.values import Node, encode
 from powerguard.train.blobs import Blob, Found, pack
 from powerguard.train.dtypes import dtype_name
 from powerguard.train.sharded import describe_dtensor, is_dtensor
@@ -63,20 +63,20 @@ def class_name(value: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _parameter_names(state: dict[str, object]) -> dict[int, str]:
-    """Names of the parameters of all modules at the top, by identity: other tools name optimizer state by them."""
-    names: dict[int, str] = {}
+def _parameter_names(state: dict[str, object]) -> dict[int, list[str]]:
+    """[source, name] of the parameters of the modules at the top, by identity: other tools name optimizer state so."""
+    names: dict[int, list[str]] = {}
     for source, value in state.items():
         if isinstance(value, torch.nn.Module):
             for name, parameter in value.named_parameters(remove_duplicate=False):
-                names.setdefault(id(parameter), join(source, name))
+                names.setdefault(id(parameter), [source, name])
     return names
 
 
 class _Walk:
     """Encodes what JSON can't hold, and collects the tensors."""
 
-    def __init__(self, allow_pickle: bool, parameter_names: dict[int, str]) -> None:
+    def __init__(self, allow_pickle: bool, parameter_names: dict[int, list[str]]) -> None:
         self.allow_pickle = allow_pickle
         self.parameter_names = parameter_names
         self.found: list[Found] = []
@@ -129,7 +129,7 @@ class _Walk:
             payload["metadata"] = encode(dict(metadata), self.leaf, path, depth + 1)
         if isinstance(value, torch.optim.Optimizer):
             parameters = [p for group in value.param_groups for p in group["params"]]
-            payload["parameters"] = [self.parameter_names.get(id(p), "") for p in parameters]
+            payload["parameters"] = [self.parameter_names.get(id(p)) for p in parameters]
         return {"stateful": payload}
 
     def numpy(self, value: object, path: str, depth: int) -> Node | None:
