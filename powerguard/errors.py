@@ -19,6 +19,7 @@
     ├── MissingDependency           14   an optional package isn't installed
     ├── CannotCarry                 15   `check`: this UPS can't carry this job
     ├── DrillFailed                 16   a drill ran and its verdict isn't "survived"
+    ├── NotReady                    17   `wait-ready`: the batteries don't carry a flush and a halt yet
     └── InvariantError              70   a decision broke a law: powerguard's own fault
 
 A rank that left because its node halts exits with 75 (`EXIT_REQUEUE`), for schedulers to requeue on.
@@ -142,6 +143,12 @@ class DrillFailed(PowerguardError):
     """A drill ran and its verdict isn't "survived"."""
 
     exit_code = 16
+
+
+class NotReady(PowerguardError):
+    """The batteries don't carry a flush and a halt yet."""
+
+    exit_code = 17
 
 
 class InvariantError(PowerguardError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 from rich.table import Table
 
 from powerguard import config
-from powerguard.cli.out import console, safe, say, say_json, seconds, size
+from powerguard.cli.out import console, safe, say, say_json, seconds, size, warn
 from powerguard.errors import DaemonUnreachable, PowerguardError
 from powerguard.node.ask import CONTROL_SOCKET, Answer, Ask
 from powerguard.node.ask import ask as ask_daemon
@@ -69,7 +70,12 @@ def park(file: ConfigFile = None, run_dir: RunDir = "") -> None:
 
 def resume(file: ConfigFile = None, run_dir: RunDir = "") -> None:
     """Train on after `powerguard park`."""
-    _order(_run_dir(file, run_dir), "resume")
+    run_dir = _run_dir(file, run_dir)
+    _order(run_dir, "resume")
+    with contextlib.suppress(DaemonUnreachable):
+        gate = fetch(run_dir).gate
+        if gate:
+            warn(f"another outage now would leave too little for a flush and a halt: {gate}")
 
 
 def _run_dir(file: Path | None, run_dir: str) -> str:

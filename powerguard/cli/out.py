@@ -19,6 +19,11 @@ def say(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
+def warn(text: str) -> None:
+    """One line to people, on standard error."""
+    sys.stderr.write(f"powerguard: {text}\n")
+
+
 def say_json(value: object) -> None:
     """One line of JSON."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")

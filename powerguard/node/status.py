@@ -12,9 +12,10 @@ from msgspec import Struct
 from powerguard.config import Config
 from powerguard.core.job import Job, Member, living
 from powerguard.core.need import Need
+from powerguard.core.policy import Policy
 from powerguard.core.state import State
 from powerguard.core.supply import Feed
-from powerguard.core.types import Comm
+from powerguard.core.types import Comm, Phase
 
 
 class FeedStatus(Struct, frozen=True):
@@ -98,6 +99,7 @@ class Status(Struct, frozen=True):
     journal: str
     journal_trouble: str
     held: bool = False  # parked by the operator
+    gate: str = ""  # why no new training should begin now; "" = it may
     format: int = 1
 
 
@@ -141,7 +143,28 @@ def describe(config: Config, state: State, shell: Shell, now: float) -> Status:
         journal=shell.journal,
         journal_trouble=shell.journal_trouble,
         held=state.view.held,
+        gate=gate(config.policy, state),
     )
+
+
+def gate(policy: Policy, state: State) -> str:
+    """ "" once an outage from now on would leave enough for a flush and a halt, else why not yet.
+
+    Without a job the flush is the configured default: who asks is about to start one.
+    """
+    power, need = state.power, state.need
+    if power is None:
+        return "no UPS has been read yet"
+    if state.phase is not Phase.ONLINE:
+        return f"the node is {state.phase.value.replace('_', ' ')}"
+    if power.on_battery is not False:
+        return f"not known to be on line power: {power.reason}" if power.on_battery is None else power.reason
+    need_s = need.total_s if any(job.alive for job in state.jobs.values()) else policy.flush_default_s + need.halt_s
+    if power.runway_s is None:
+        return "the runway isn't known"
+    if power.runway_s >= need_s + policy.margin_s:
+        return ""
+    return f"runway {power.runway_s:.0f} s < need {need_s:.0f} s + margin {policy.margin_s:.0f} s"
 
 
 def _need(need: Need) -> NeedStatus:
