@@ -56,14 +56,17 @@ def _idle(state: State) -> bool:
 
 
 def runway_of(state: State) -> float | None:
-    """On battery: the bound that the phase is decided by."""
+    """On battery, until the power-off is ordered: the bound that the phase is decided by."""
     power = state.power
-    if power is None or not power.on_battery:
+    if power is None or not power.on_battery or state.halted_at is not None:
         return None
     return power.idle_runway_s if _idle(state) and power.idle_runway_s is not None else power.runway_s
 
 
 def need_of(state: State) -> float | None:
+    """What that runway must cover: of parked ranks only the halt is left."""
+    if state.halted_at is not None:
+        return None
     return state.need.halt_s if _idle(state) else state.need.total_s
 
 

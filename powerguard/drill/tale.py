@@ -14,7 +14,7 @@ from powerguard.drill.marks import saves, stops
 from powerguard.drill.moments import moments
 from powerguard.drill.node import Node
 from powerguard.drill.plan import MainsBack, Plan
-from powerguard.drill.story import Mark, Number, Points, Span, Steps, Story
+from powerguard.drill.story import Mark, Number, Span, Steps, Story
 from powerguard.drill.supply import Truth
 from powerguard.drill.told import from_journal
 from powerguard.drill.verdict import Facts, Verdict
@@ -93,9 +93,7 @@ def story(told: Told, facts: Facts, verdict: Verdict) -> Story:
     series = replace(
         base.series,
         load_pct=tuple((truth.at, truth.load_pct) for truth in truths),
-        truth_s=tuple((truth.at, truth.runway_s) for truth in truths if not truth.mains),
-        runway_s=_before(base.series.runway_s, told.times.halted_at),
-        need_s=_before(base.series.need_s, told.times.halted_at),
+        truth_s=tuple((t.at, t.runway_s) for t in truths if not t.mains and t.at <= (told.times.halted_at or end)),
     )
     return replace(
         base,
@@ -114,17 +112,14 @@ def story(told: Told, facts: Facts, verdict: Verdict) -> Story:
     )
 
 
-def _before(points: Points, at: float | None) -> Points:
-    """A node that is off needs nothing and expects nothing."""
-    return points if at is None else tuple(point for point in points if point[0] <= at)
-
-
 def _spans(known: tuple[Span, ...], told: Told, end: float) -> tuple[Span, ...]:
     """The daemon's phases up to the power cut; then no power, the start, and the second life."""
     times = told.times
     cut_at, boot_at = times.power_cut_at, times.boot_at
     spans = [span for span in known if cut_at is None or span.start < cut_at]
     spans = [replace(span, end=min(span.end, cut_at or end)) for span in spans]
+    if spans:
+        spans[0] = replace(spans[0], start=min(spans[0].start, times.mains_cut_at - _LEAD_S))
     if spans and cut_at is None:
         spans[-1] = replace(spans[-1], end=end)
     if spans and cut_at is not None:
@@ -166,7 +161,7 @@ def _steps(told: Told) -> tuple[Steps, ...]:
         for n, life in enumerate(lives):
             points = tuple((at, float(step)) for step, at in sorted(life.times.items()))
             lines.append(Steps(rank, n, points))
-    return tuple(lines)
+    return tuple(sorted(lines, key=lambda line: (line.life, line.rank)))
 
 
 def _numbers(known: tuple[Number, ...], told: Told, facts: Facts) -> tuple[Number, ...]:
@@ -193,6 +188,10 @@ def _numbers(known: tuple[Number, ...], told: Told, facts: Facts) -> tuple[Numbe
     ]
     if facts.mains_back is MainsBack.NEVER:
         numbers.append(Number("power cut", "SIGKILL", "of every process of the node at once; disks keep their caches"))
+    if times.halted_at is not None:
+        numbers.append(
+            Number("after the node was off", "hurried", "the rest of the battery was spent in a few seconds")
+        )
     return tuple(numbers)
 
 

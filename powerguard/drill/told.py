@@ -53,7 +53,7 @@ def tell(recording: Recording, told: list[Moment], first: int, last: int) -> Sto
         series=series(shown),
         steps=steps(shown),
         events=events(shown),
-        numbers=_numbers(shown, zero, over),
+        numbers=_numbers(shown, zero, over, _halt_at(told[first:last])),
         configuration=_configuration(recording),
     )
 
@@ -66,13 +66,19 @@ def _date(recording: Recording, at: float) -> str:
     return f"{created + timedelta(seconds=at - head.at):%Y-%m-%d %H:%M:%S %Z}".strip()
 
 
-def _numbers(shown: list[Moment], zero: float, over: float) -> tuple[Number, ...]:
+def _halt_at(told: list[Moment]) -> float | None:
+    """When the power-off was ordered."""
+    return next((m.tick.at for m in told for action in m.tick.actions if isinstance(action, Halt)), None)
+
+
+def _numbers(shown: list[Moment], zero: float, over: float, halt_at: float | None) -> tuple[Number, ...]:
     numbers = [Number("outage", f"{over - zero:.1f} s", "from the failure of the mains to the end of the event")]
     curves = series(shown)
-    on = [value for at, value in curves.charge_pct if zero <= at <= over]
+    until = over if halt_at is None else halt_at
+    on = [value for at, value in curves.charge_pct if zero <= at <= until]
     if on:
-        numbers.append(Number("charge", f"{on[0]:.0f} to {min(on):.0f} %", "as reported"))
-    spare = [(value, at) for at, value in curves.spare_s if zero <= at <= over]
+        numbers.append(Number("charge", f"{on[0]:.0f} to {min(on):.0f} %", "as reported, until it was over"))
+    spare = [(value, at) for at, value in curves.spare_s if zero <= at <= until]
     if spare:
         low, at = min(spare)
         numbers.append(Number("least spare", f"{low:.1f} s", f"runway less need, {at - zero:.1f} s into the outage"))
@@ -85,7 +91,7 @@ def _numbers(shown: list[Moment], zero: float, over: float) -> tuple[Number, ...
 def _verdict(told: list[Moment], *, ended: bool) -> str:
     """What became of the node, in a few words."""
     phases = {m.tick.phase for m in told}
-    halted = any(isinstance(action, Halt) for m in told for action in m.tick.actions)
+    halted = _halt_at(told) is not None
     lost = any(job.outcome == "lost" for m in told[-1:] if m.state is not None for job in m.state.jobs.values())
     if halted:
         return "halted, not everything durable" if lost else "halted with everything durable"
