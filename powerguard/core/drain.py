@@ -143,7 +143,7 @@ def _counters(poll: Poll, draw: Draw, load: Load, arrived: bool) -> tuple[Charge
     t = now - draw.since
     charge, firmware = draw.charge, draw.firmware
     if reading.charge_pct is not None:
-        settled = arrived and t >= CHARGE_FROM_S
+        settled = draw.arrived and t >= CHARGE_FROM_S  # not in the poll in which the mains' value is replaced
         charge = see_charge(charge, reading.charge_pct, now, settled=settled, floor=_floor(draw))
     runtime = reading.runtime_s
     if runtime is None or reading.overload or not 0.0 <= runtime < RUNTIME_MOST_S:

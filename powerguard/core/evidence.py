@@ -101,6 +101,8 @@ def see_charge(was: Charge, value: float, now: float, *, settled: bool, floor: f
     if settled:
         if begun_at < 0.0 or value > begun:  # the first look, or a gauge that rose: begin anew
             begun_at, begun, first_at, marks = now, value, -1.0, ()
+            if step > 0.0:
+                first_at, first, marks = now, value, ((now, value),)
         elif step > 0.0:
             if first_at < 0.0:
                 first_at, first, marks = now, value, ((now, value),)

@@ -221,13 +221,22 @@ def test_a_runtime_that_cannot_be_is_no_witness(values):
 
 
 def test_the_charge_witness_needs_three_steps():
-    """With fewer than three steps of the charge there is no slope; with three it gives (charge - 8) / slope."""
+    """Three steps after the first change seen make a slope, (charge - 8) / slope; two make none."""
     story = Story().mains(voltage=None)
-    few = story.drain(32.0, charge_pct=fall(99.5, 0.1), load_pct=50.0)[-1]
-    many = story.drain(60.0, charge_pct=fall(96.3, 0.1), load_pct=50.0)[-1]
+    said = story.drain(120.0, charge_pct=lambda t: 99.0 - (t + 4.0) // 10.0, load_pct=jitter)
+    speaks = [round(2.0 * (i + 1)) for i, each in enumerate(said) if "charge_s" in each.evidence]
 
-    assert "charge_s" not in few.evidence
-    assert many.evidence["charge_s"] == pytest.approx((90.3 - 8.0) / 0.1, rel=0.06)
+    assert 46 == speaks[0]  # changes at 16, 26, 36 and 46 s
+    assert said[22].evidence["charge_s"] == pytest.approx((94.0 - 8.0) / 0.1)
+
+
+def test_the_steeper_of_the_mean_and_the_near_slope_counts():
+    """A charge that falls faster now than on the whole is worth what the near slope says."""
+    story = Story().mains(voltage=None)
+    story.drain(300.0, charge_pct=fall(99, 0.05), load_pct=jitter)
+    said = story.drain(60.0, charge_pct=fall(84, 0.2), load_pct=jitter)[-1]
+
+    assert said.evidence["charge_s"] == pytest.approx((72.0 - 8.0) / 0.2, rel=0.15)
 
 
 def test_a_fall_of_twelve_points_counts_at_once():
@@ -243,6 +252,16 @@ def test_no_rate_is_taken_across_the_transfer():
     said = story.drain(240.0, charge_pct=lambda t: 78.0 - 2.0 * (t // 30.0))
 
     assert min(each.evidence["charge_s"] for each in said if "charge_s" in each.evidence) > 600.0
+
+
+def test_the_poll_that_brings_the_batterys_values_is_no_step():
+    """The battery's values come after 20 s: what they differ by from the mains' is no fall, and no beginning of one."""
+    mains = {"charge_pct": 99.0, "load_pct": 50.0, "runtime_s": None, "voltage": None, "pollfreq_s": 30.0}
+    story = Story(chemistry="li-ion").mains(**mains)
+    story.drain(20.0, **mains)
+    said = story.drain(200.0, charge_pct=lambda t: 78.0 if t < 4 else 76.0 - 2.0 * ((t - 4.0) // 30.0), load_pct=jitter)
+
+    assert min(each.evidence["charge_s"] for each in said if "charge_s" in each.evidence) > 700.0
 
 
 def test_values_of_the_mains_are_no_evidence():
