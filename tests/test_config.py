@@ -81,6 +81,7 @@ ONE_PROBLEM = [
     (SMALL + "rated=[[50, 100], [100, 200]]", "rated: runtime must fall"),
     (SMALL + "rated=[[200, 100]]", "rated: a load outside"),
     (SMALL + "colour='red'", "ups[0].colour: unknown key; write one of name, user"),
+    (SMALL + "[halt]\ndelay_shutdown='no'", "halt.delay_shutdown: must be true or false"),
     (SMALL + "[shed]\ngpu_power_pct=10", "shed.gpu_power_pct: 10: training would all but stop"),
     (SMALL + "[shed]\ngpu_power_pct=101", "shed.gpu_power_pct: 101 is outside its limits"),
     (SMALL + "[shed]\nmethod='sudo'", "shed.method: 'sudo' isn't one of its values"),

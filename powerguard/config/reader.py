@@ -147,6 +147,8 @@ def _wanted(kind: Any, value: object) -> tuple[str, str] | None:
     if kind is str:
         good = isinstance(value, str) and (value.isprintable() or not value)
         return None if good else ("a text without line breaks", '"..." in quotes')
+    if kind is bool:
+        return None if isinstance(value, bool) else ("true or false", "true, without quotes")
     if kind is float:
         return None if is_number(value) else ("a finite number", "a number of seconds, as 10 or 2.5")
     if kind is int:

@@ -78,6 +78,7 @@ class HaltConfig(Struct, frozen=True):
 
     method: str = "dry-run"  # "dry-run" | "logind" | "command" | "upsmon-fsd"
     command: tuple[str, ...] = ()
+    delay_shutdown: bool = True  # whoever shuts the system down, ranks flush first (logind's delay lock)
 
 
 class ShedConfig(Struct, frozen=True):

@@ -32,6 +32,17 @@ from powerguard.node.wake import awake
 GREET_S = 1.0
 """A rank that doesn't register anew is asked again after this long."""
 
+ORDERS = ("flush", "park", "resume")
+"""An operator's; somebody waits for the answer."""
+
+_TROUBLES = {
+    "journal": ("journal_failed", "the journal can't be written; decisions go on without it"),
+    "shutdown lock": ("shutdown_lock_failed", "a shutdown of the system wouldn't wait for training"),
+    "shutdown delay": ("shutdown_delay_short", "a shutdown of the system wouldn't wait for a whole flush"),
+    "gpus": ("gpus_failed", "the GPUs' power isn't as it should be"),
+}
+"""Troubles of this process: the event that is counted, and what people are told."""
+
 _NAMES = {"event": "event_id", "level": "level_", "message": "message_", "always": "always_"}
 """Facts whose names a log line already uses."""
 
@@ -46,7 +57,7 @@ class Daemon:
         self.reason = ""
         self._started_at = parts.clock()
         self._stopping = False
-        self._journal_trouble = ""
+        self._troubles: dict[str, str] = {}  # as told
         self._strangers = {(name, rank): 0.0 for name, job in state.jobs.items() for rank in job.members}
         self.replies: queue.SimpleQueue[Announce] = queue.SimpleQueue()  # to the operator's commands
         self._exit_code: int | None = None
@@ -69,6 +80,7 @@ class Daemon:
         self.state = state = awake(self.state, parts.clock())
         parts.journal.begin(parts.clock(), self.config.policy, state)
         parts.readers.apply(self.config.ups)
+        parts.system.begin(self.config, state)
         if state.phase is not Phase.ONLINE:
             log.warning("going on where the last daemon was", phase=state.phase.value, event_id=state.event)
         if state.halted_at is not None and not state.view.dry:
@@ -90,6 +102,7 @@ class Daemon:
         parts.notify.stopping("the node goes down" if going_down else "stopped")
         log.info("stopped", code=code, phase=self.state.phase.value, login_kept=going_down)
         parts.power.close()
+        parts.system.close(going_down=going_down)
         parts.readers.close(logout=not going_down)
         parts.bus.close()
         parts.journal.close()
@@ -111,6 +124,7 @@ class Daemon:
         parts = self._parts
         taken = parts.inbox.drain(self._wait_s())
         commands = [command for result in taken.results for command in self._halted(result)]
+        commands += parts.system.commands(taken.shutdowns, self.state)
         for wish in taken.wishes:
             self._wish(wish)
         now = parts.clock()
@@ -127,7 +141,7 @@ class Daemon:
         self._greet(seen, now)
         if decision.state.phase is not before.phase:
             parts.count(f"phase_{decision.state.phase.value}")
-        self._care()
+        self._care(now)
         if self._stopping and self._may_leave(now):
             self._exit_code = 0
         parts.notify.watchdog(f"{decision.state.phase.value}: {decision.reason}")
@@ -176,6 +190,8 @@ class Daemon:
         elif isinstance(action, Halt):
             log.warning("powering off", why=action.reason, method=self._parts.power.way.name, always=True)
             self._parts.count("halt")
+            if self._parts.power.way.real:
+                self._parts.system.let_go()  # or logind would wait for ourselves
             self._parts.power.halt(action.reason)
 
     def _send(self, send: Send) -> None:
@@ -198,7 +214,7 @@ class Daemon:
     def _announce(self, news: Announce) -> None:
         facts = {_NAMES.get(key, key): value for key, value in news.facts.items()}
         getattr(log, news.level)(news.text, always=True, **facts)
-        if "command" in news.facts:
+        if news.facts.get("command") in ORDERS:
             self.replies.put(news)
         self._parts.teller.tell(news)
 
@@ -221,26 +237,33 @@ class Daemon:
             log.error("bus can't read pages", why=str(err))
             return ()
 
-    def _care(self) -> None:
-        """What isn't deciding: poll rates, threads that ended, the journal's health."""
+    def _care(self, now: float) -> None:
+        """What isn't deciding: poll rates, threads that ended, the system around us, what is in trouble."""
         parts, state = self._parts, self.state
         calm = state.phase is Phase.ONLINE and state.power is not None and state.power.on_battery is False
         parts.readers.poll(self.config.policy.poll_online_s if calm else self.config.policy.poll_battery_s)
         parts.readers.care()
+        parts.system.follow(state, now)
         try:
             trouble = parts.bus.care()
         except Exception as err:
             trouble = str(err)
         if trouble:
             log.error("bus is in trouble", why=trouble)
-        if bool(parts.journal.trouble) != bool(self._journal_trouble):
-            self._journal_trouble = parts.journal.trouble
-            if self._journal_trouble:
-                parts.count("journal_failed")
-                text = "the journal can't be written; decisions go on without it"
-                self._announce(Announce("error", text, {"why": self._journal_trouble}))
-            else:
-                self._announce(Announce("info", "the journal can be written again", {}))
+        self._tell_troubles()
+
+    def _tell_troubles(self) -> None:
+        """Each trouble of this process once when it comes, and once when it is over."""
+        parts = self._parts
+        found = {"journal": parts.journal.trouble, **parts.system.troubles(self.config.policy, self.state)}
+        for subject, why in found.items():
+            was, self._troubles[subject] = self._troubles.get(subject, ""), why
+            event, text = _TROUBLES[subject]
+            if why and not was:
+                parts.count(event)
+                self._announce(Announce("error", text, {"why": why}))
+            elif was and not why:
+                self._announce(Announce("info", f"over: {text}", {}))
 
     def status(self) -> Status:
         """What is told to whoever asks, on their thread."""
@@ -255,6 +278,10 @@ class Daemon:
             reason=self.reason,
             logins=parts.readers.logins(),
             login_problems=parts.readers.problems(),
+            troubles=tuple(f"{subject}: {why}" for subject, why in self._troubles.copy().items() if why),
+            lock_held=parts.system.lock_held,
+            shutdown_delay_s=parts.system.delay_s,
+            gpus_lowered=parts.system.gpus_lowered,
         )
         return describe(self.config, self.state, shell, parts.clock())
 
@@ -286,7 +313,9 @@ class Daemon:
         parts = self._parts
         changes = describe_change(self.config, new)
         for change in changes:
-            later = change.startswith(("node.", "metrics.")) and not change.startswith("node.min_supplies")
+            later = change.startswith(("node.", "metrics.", "halt.delay_shutdown")) and not change.startswith(
+                "node.min_supplies"
+            )
             log.info(
                 "configuration changed", always=True, what=change, **({"takes_effect": "restart"} if later else {})
             )
@@ -296,5 +325,6 @@ class Daemon:
         parts.journal.rules(parts.clock(), new.policy)
         parts.readers.apply(new.ups)
         parts.teller.command = new.notify.command
+        parts.system.apply(new)
         if not parts.power.ordered:
             parts.power.way = parts.way(new)

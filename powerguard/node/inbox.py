@@ -9,7 +9,8 @@ from collections import deque
 from msgspec import Struct
 
 from powerguard.core.messages import Beat
-from powerguard.core.types import Command, Observation, PageReport, RankReport, Sample
+from powerguard.core.types import Command, LoadStep, Observation, PageReport, RankReport, Sample
+from powerguard.node.inhibit import Shutdown
 from powerguard.node.poweroff import Result
 
 TAKE_MAX = 4096
@@ -24,7 +25,7 @@ class Wish(Struct, frozen=True):
     what: str = ""
 
 
-Item = Sample | RankReport | PageReport | Command | Result | Wish
+Item = Sample | RankReport | PageReport | Command | LoadStep | Result | Shutdown | Wish
 
 
 class Taken(Struct, frozen=True):
@@ -32,6 +33,7 @@ class Taken(Struct, frozen=True):
 
     seen: Observation
     results: tuple[Result, ...] = ()
+    shutdowns: tuple[Shutdown, ...] = ()
     wishes: tuple[str, ...] = ()
 
 
@@ -52,7 +54,7 @@ class Inbox:
         numbered = (next(self._count), item)
         if isinstance(item, RankReport) and isinstance(item.message, Beat):
             self._beats.append(numbered)
-        elif self._items.qsize() < HELD_MAX or isinstance(item, Wish | Result | Command):
+        elif self._items.qsize() < HELD_MAX or isinstance(item, Wish | Result | Command | Shutdown | LoadStep):
             self._items.put(numbered)
         else:
             self.dropped += 1
@@ -75,7 +77,9 @@ class Inbox:
                 reports=tuple(i for i in items if isinstance(i, RankReport)),
                 pages=tuple(i for i in items if isinstance(i, PageReport)),
                 commands=tuple(i for i in items if isinstance(i, Command)),
+                loads=tuple(i for i in items if isinstance(i, LoadStep)),
             ),
             results=tuple(i for i in items if isinstance(i, Result)),
+            shutdowns=tuple(i for i in items if isinstance(i, Shutdown)),
             wishes=tuple(i.what for i in items if isinstance(i, Wish)),
         )

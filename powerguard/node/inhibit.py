@@ -180,10 +180,11 @@ class Inhibitor(threading.Thread):
 
     def _turned(self, manager: _Manager, begins: bool) -> None:
         """A shutdown begins, or is called off: then the lock is needed again before anybody trains on."""
-        self._shutting_down = begins
+        was, self._shutting_down = self._shutting_down, begins
         if not begins:
-            self._released = False
-            self._take(manager)
+            self._released = self._released and not was
+            if not self._released:
+                self._take(manager)
         self._put(Shutdown(begins, self._delay_s))
 
     def _take(self, manager: _Manager) -> None:

@@ -96,6 +96,9 @@ def _node(status: Status) -> Iterator[Any]:
     yield _gauge("need_seconds", "Time to be durable and off", (), [((), status.need.total_s)])
     yield _gauge("spare_seconds", "Runway minus need and margin", (), [((), status.spare_s)])
     yield _gauge("journal_ok", "Whether the journal can be written", (), [((), not status.journal_trouble)])
+    yield _gauge("shutdown_waits", "Whether a shutdown would wait for training", (), [((), status.shutdown_waits)])
+    yield _gauge("gpus_lowered", "Whether the GPUs run at less power", (), [((), status.gpus_lowered)])
+    yield _gauge("ready", "Whether the batteries carry a flush and a halt", (), [((), not status.gate)])
     yield _gauge("build_info", "Version", ("version",), [((status.version,), 1)])
 
 

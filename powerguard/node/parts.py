@@ -14,6 +14,7 @@ from powerguard.node.inbox import Inbox
 from powerguard.node.poweroff import Poweroff, Way
 from powerguard.node.readers import Readers
 from powerguard.node.sd_notify import Notifier
+from powerguard.node.system import System
 from powerguard.node.tell import Teller
 
 
@@ -50,8 +51,9 @@ class Parts:
         reload: Callable[[], Config],
         way: Callable[[Config], Way],
         count: Callable[[str], object] = lambda _event: None,
+        system: System | None = None,
         pid1: Callable[[], str] = lambda: Path("/proc/1/comm").read_text().strip(),
     ) -> None:
         self.clock, self.inbox, self.readers, self.bus, self.journal = clock, inbox, readers, bus, journal
-        self.notify, self.teller, self.power = notify, teller, power
+        self.notify, self.teller, self.power, self.system = notify, teller, power, system or System()
         self.reload, self.way, self.count, self.pid1 = reload, way, count, pid1

@@ -10,20 +10,23 @@ import structlog
 
 from powerguard import __version__
 from powerguard import config as configuration
-from powerguard.config import Config, UpsConfig
+from powerguard.config import Config, ShedConfig, UpsConfig
 from powerguard.core.types import Command
 from powerguard.errors import PowerguardError
 from powerguard.journal import Folded, Journal, fold
-from powerguard.node import clock, logs, memory, poweroff, tls
+from powerguard.node import clock, logs, memory, poweroff, shed, tls
 from powerguard.node.ask import CONTROL_SOCKET, Answer, Ask, Control
 from powerguard.node.bus import RANKS_SOCKET, Bus
-from powerguard.node.daemon import Daemon
+from powerguard.node.daemon import ORDERS, Daemon
 from powerguard.node.inbox import Inbox, Wish
+from powerguard.node.inhibit import Inhibitor
 from powerguard.node.metrics import Metrics
 from powerguard.node.parts import Parts
 from powerguard.node.poweroff import Poweroff, Way
 from powerguard.node.readers import Readers
 from powerguard.node.sd_notify import Notifier
+from powerguard.node.shed import Shedder
+from powerguard.node.system import System
 from powerguard.node.tell import Teller
 from powerguard.node.ups import UpsReader
 from powerguard.node.ups_line import UpsAddress
@@ -31,7 +34,6 @@ from powerguard.node.wake import remembered
 
 REPLY_S = 3.0
 """An operator's order is decided at the next tick; longer than this means that the loop is stuck."""
-ORDERS = ("flush", "park", "resume")
 
 log = structlog.get_logger()
 
@@ -66,6 +68,7 @@ def serve(path: Path, *, really: bool, json_logs: bool) -> int:
         power=Poweroff(_way(config, really=really), inbox.put),
         reload=lambda: _load(path, json_logs=json_logs),
         way=lambda new: _way(new, really=really),
+        system=System(_inhibitor(config, inbox, really=really), lambda shed: _shedder(shed, boot, inbox)),
     )
     daemon = service.daemon = Daemon(config, state, parts, halt_done=folded.halt_done)
     metrics = _metrics(config, daemon)
@@ -139,6 +142,15 @@ def _reader(ups: UpsConfig, poll_s: float, inbox: Inbox) -> UpsReader:
 
 def _way(config: Config, *, really: bool) -> Way:
     return poweroff.choose(config.halt.method, config.halt.command, really=really)
+
+
+def _inhibitor(config: Config, inbox: Inbox, *, really: bool) -> Inhibitor | None:
+    return Inhibitor(inbox.put) if really and config.halt.delay_shutdown else None
+
+
+def _shedder(config: ShedConfig, boot: str, inbox: Inbox) -> Shedder:
+    pct = config.gpu_power_pct
+    return Shedder(shed.choose(pct, config.method, boot), inbox.put, factor=shed.expected(pct) if pct else 1.0)
 
 
 def _metrics(config: Config, daemon: Daemon) -> Metrics | None:

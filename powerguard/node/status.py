@@ -99,6 +99,9 @@ class Status(Struct, frozen=True):
     journal: str
     journal_trouble: str
     held: bool = False  # parked by the operator
+    shutdown_waits: bool | None = None  # a shutdown of the system would wait for training; None: isn't asked to
+    shutdown_delay_s: float | None = None  # so long (InhibitDelayMaxSec)
+    gpus_lowered: bool | None = None  # the GPUs run at less power; None: are left alone
     gate: str = ""  # why no new training should begin now; "" = it may
     format: int = 1
 
@@ -115,6 +118,10 @@ class Shell(Struct, frozen=True):
     reason: str
     logins: Mapping[str, bool | None]
     login_problems: Mapping[str, str]
+    troubles: tuple[str, ...] = ()
+    lock_held: bool | None = None
+    shutdown_delay_s: float | None = None
+    gpus_lowered: bool | None = None
 
 
 def describe(config: Config, state: State, shell: Shell, now: float) -> Status:
@@ -139,10 +146,13 @@ def describe(config: Config, state: State, shell: Shell, now: float) -> Status:
         feeds=tuple(_feed(state.feeds[u.name], shell, now) for u in config.ups if u.name in state.feeds),
         jobs=tuple(_job(job, now) for _, job in sorted(state.jobs.items())),
         halt=shell.halt,
-        troubles=tuple(str(text) for text in (power.troubles if power else ())),
+        troubles=(*(power.troubles if power else ()), *shell.troubles),
         journal=shell.journal,
         journal_trouble=shell.journal_trouble,
         held=state.view.held,
+        shutdown_waits=shell.lock_held,
+        shutdown_delay_s=shell.shutdown_delay_s,
+        gpus_lowered=shell.gpus_lowered,
         gate=gate(config.policy, state),
     )
 

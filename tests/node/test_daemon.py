@@ -20,10 +20,13 @@ from powerguard.core.types import Comm, Command, Halt, PageReport, Phase, RankRe
 from powerguard.journal import File, Journal, Tick, fold, read
 from powerguard.node.daemon import Daemon
 from powerguard.node.inbox import Inbox, Wish
+from powerguard.node.inhibit import Shutdown
 from powerguard.node.parts import Parts
 from powerguard.node.poweroff import Poweroff
 from powerguard.node.readers import Readers
 from powerguard.node.sd_notify import Notifier
+from powerguard.node.shed import Shedder
+from powerguard.node.system import System
 from powerguard.node.tell import Teller
 from powerguard.node.wake import remembered
 from powerguard.sim.clock import FakeClock
@@ -123,8 +126,10 @@ class FakeWay:
 class Bench:
     """A daemon with everything around it simulated; `restart` crashes it and starts the next one from its journal."""
 
-    def __init__(self, directory: Path, *, ranks: int = 2, real: bool = True, text: str = TEXT, **how) -> None:
-        self.directory, self.text, self.how = directory, text, how
+    def __init__(
+        self, directory: Path, *, ranks: int = 2, real: bool = True, text: str = TEXT, system=None, **how
+    ) -> None:
+        self.directory, self.text, self.how, self.system = directory, text, how, system
         self.clock = FakeClock(5000.0)
         self.disk = Disk()
         self.ranks = [SimRank("job", r, ranks, SPEC, self.disk, (), seed=r) for r in range(ranks)]
@@ -156,6 +161,7 @@ class Bench:
             reload=self.reload,
             way=lambda _config: self.way,
             count=self.counted.append,
+            system=self.system(self.inbox) if self.system else None,
             pid1=lambda: self.pid1,
         )
         self.daemon = Daemon(self.config(), state, self.parts, halt_done=folded.halt_done)
@@ -568,6 +574,183 @@ def _all(listener: socket.socket) -> list[bytes]:
             said.append(listener.recv(4096))
     except BlockingIOError:
         return said
+
+
+class FakeInhibitor:
+    """The shutdown lock, without a thread or a bus."""
+
+    def __init__(self, put) -> None:
+        self.put, self.held, self.delay_s, self.said = put, False, 300.0, ""
+
+    def start(self) -> None:
+        self.held = True
+
+    def release(self) -> None:
+        self.held = False
+
+    def close(self) -> None:
+        self.held = False
+
+    def trouble(self) -> str:
+        return self.said
+
+
+class Locked:
+    """Makes each life's System, and keeps the inhibitor and the way to shed of the last one."""
+
+    def __init__(self) -> None:
+        self.shed: list[str] = []
+
+    def __call__(self, inbox: Inbox) -> System:
+        self.lock = FakeInhibitor(inbox.put)
+        return System(self.lock, lambda config: Shedder(self if config.gpu_power_pct else None, inbox.put, factor=0.8))
+
+    name = "fake"
+
+    def lower(self) -> str:
+        self.shed.append("lower")
+        return "lowered"
+
+    def restore(self) -> str:
+        self.shed.append("restore")
+        return "restored"
+
+
+def test_a_shutdown_waits_for_the_flush_and_no_longer(tmp_path):
+    """logind's word stops the ranks; the lock is held until all are durable, then the shutdown goes on."""
+    system = Locked()
+    bench = Bench(tmp_path, system=system)
+    for _ in range(5):
+        bench.step()
+    bench.inbox.put(Shutdown(True, 300.0))
+    bench.run(_until(Phase.PARKED), each=lambda: _assert(system.lock.held))
+
+    assert not system.lock.held
+    assert bench.disk.newest(2) == bench.ranks[0].step
+    assert not bench.way.reasons
+    for _ in range(60):
+        assert bench.step().phase is Phase.PARKED
+
+
+def _assert(condition: object) -> None:
+    assert condition
+
+
+def test_a_shutdown_that_is_called_off_goes_on_training(tmp_path):
+    """PrepareForShutdown(false) gives the ranks back; the operator's own park would have stayed."""
+    bench = Bench(tmp_path, system=Locked())
+    for _ in range(5):
+        bench.step()
+    bench.inbox.put(Shutdown(True, 300.0))
+    bench.run(_until(Phase.PARKED))
+    bench.inbox.put(Shutdown(False, 300.0))
+
+    bench.run(_until(Phase.ONLINE))
+    bench.step()
+    bench.step()
+    assert any(isinstance(message, Resume) for _, message in bench.bus.sent)
+
+
+def test_a_shutdown_whose_time_is_over_is_let_go(tmp_path):
+    """A flush longer than logind's patience: the lock is let go a second before, and the flush goes on."""
+    system = Locked()
+    bench = Bench(tmp_path, system=system)
+    for _ in range(5):
+        bench.step()
+    bench.inbox.put(Shutdown(True, 2.5))
+    bench.step()
+    assert system.lock.held
+    bench.step()
+    bench.step()
+
+    assert not system.lock.held
+    assert bench.daemon.state.phase is Phase.FLUSHING
+
+
+def test_a_daemon_that_restarts_in_a_shutdown_goes_on_with_it(tmp_path):
+    """The next one hears of the same shutdown, orders nothing anew, and lets it go when all is durable."""
+    system = Locked()
+    bench = Bench(tmp_path, system=system)
+    for _ in range(5):
+        bench.step()
+    bench.inbox.put(Shutdown(True, 300.0))
+    bench.step()
+    bench.restart()
+    bench.inbox.put(Shutdown(True, 300.0))
+    bench.run(_until(Phase.PARKED))
+
+    assert not system.lock.held
+    assert len(bench.ordered(Purpose.STOP)) == 1
+
+
+def test_a_shutdown_cancelled_while_nobody_listened_is_made_up_for(tmp_path):
+    """The journal says that the system goes down, logind says that it doesn't: training goes on."""
+    bench = Bench(tmp_path, system=Locked())
+    for _ in range(5):
+        bench.step()
+    bench.inbox.put(Shutdown(True, 300.0))
+    bench.run(_until(Phase.PARKED))
+    bench.restart()
+    bench.inbox.put(Shutdown(False, 300.0))
+
+    bench.run(_until(Phase.ONLINE))
+
+
+def test_our_own_power_off_doesnt_wait_for_our_own_lock(tmp_path):
+    """The lock is let go before the node is told to power off, and isn't taken by a daemon that starts after that."""
+    system = Locked()
+    bench = Bench(tmp_path, system=system)
+    held: list[bool] = []
+    bench.way.halt = lambda reason: held.append(system.lock.held) or bench.way.reasons.append(reason) or "halted"
+    blackout(bench)
+
+    assert held == [False]
+    bench.inbox.put(Shutdown(True, 300.0))
+    bench.step()
+    assert not system.lock.held
+
+
+def test_gpus_run_at_less_power_while_on_battery(tmp_path):
+    """Lowered with the outage, told to the estimator, restored with the mains; parked by the operator it stays."""
+    system = Locked()
+    bench = Bench(tmp_path, text=TEXT + "[shed]\ngpu_power_pct = 60\n", system=system)
+    bench.step()
+    bench.inbox.put(Command("park", "me"))
+    bench.run(_until(Phase.PARKED))
+    bench.inbox.put(Command("resume", "me"))
+    bench.run(_until(Phase.ONLINE))
+    _wait(lambda: system.shed == ["restore"])
+    bench.outage()
+    bench.step()
+    _wait(lambda: bench.daemon.status().gpus_lowered)
+    for _ in range(4):
+        bench.step()
+    draw = bench.daemon.state.feeds[FEED].runway.draw
+    assert draw is not None
+    assert 0.8 == draw.carry_factor
+    bench.mains()
+    bench.run(_until(Phase.ONLINE))
+    _wait(lambda: system.shed == ["restore", "lower", "restore"])
+    bench.daemon.end(0)
+
+
+def test_troubles_of_the_system_are_told_once(tmp_path):
+    """A lock that isn't held, a logind that waits too short for a flush: said, counted, shown, and said when over."""
+    system = Locked()
+    bench = Bench(tmp_path, system=system)
+    for _ in range(5):
+        bench.step()
+    system.lock.said = "logind is gone"
+    bench.step()
+    assert "shutdown lock: logind is gone" in bench.daemon.status().troubles
+    system.lock.said, system.lock.delay_s = "", 5.0
+    bench.step()
+    bench.step()
+
+    troubles = " ".join(bench.daemon.status().troubles)
+    assert "waits 5 s for training" in troubles
+    assert "logind is gone" not in troubles
+    assert ["shutdown_lock_failed", "shutdown_delay_short"] == [c for c in bench.counted if c.startswith("shutdown")]
 
 
 def test_orders_of_the_operator_are_answered(tmp_path):
