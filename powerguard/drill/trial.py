@@ -30,6 +30,8 @@ _BATTERY_S = 60.0
 _STOP_S = 10.0
 _POLICY = replace(PLANS["blackout"], on_battery="park", runtime_s=_BATTERY_S).policy()
 """As in drills, but ranks are stopped soon after the failure: the battery isn't what is tested here."""
+_HURRIED = {**_POLICY, "park_max_s": 2.0}
+"""And the node halts soon after."""
 
 
 def wait_for(holds: Callable[[], bool], within_s: float, what: str) -> None:
@@ -85,7 +87,7 @@ class RunningDaemon:
     def start(self) -> None:
         """A new life of it, listening when this returns."""
         self.process.start()
-        wait_for(lambda: bool(self.phase) or self._ended(), 30.0, "the daemon to answer")
+        wait_for(lambda: bool(self.phase) or self._ended(), 30.0, f"the daemon to answer (its log: {self.process.log})")
 
     def _ended(self) -> bool:
         self.process.check()
@@ -151,7 +153,7 @@ class Blackout:
         self.folder, self._supply = folder, supply
         folder.mkdir(parents=True, exist_ok=True)
         self._herd = Herd()
-        self.daemon = RunningDaemon(DaemonProcess(folder, feed, _POLICY, self._herd), self._herd)
+        self.daemon = RunningDaemon(DaemonProcess(folder, feed, _HURRIED, self._herd), self._herd)
 
     def run(
         self,
