@@ -79,7 +79,8 @@ class DaemonProcess:
         return (
             f'[node]\nname = "drill"\nrun_dir = "{self.run_dir}"\nstate_dir = "{self.state_dir}"\n\n'
             f'[[ups]]\nname = "{self.feed}"\n\n[policy]\n{policy}\n\n'
-            f'[halt]\nmethod = "command"\ncommand = ["{touch}", "{self.marker}"]\ndelay_shutdown = false\n\n[log]\nformat = "json"\n'
+            f'[halt]\nmethod = "command"\ncommand = ["{touch}", "{self.marker}"]\ndelay_shutdown = false\n\n'
+            '[log]\nformat = "json"\n'
         )
 
 
