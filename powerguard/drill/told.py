@@ -26,7 +26,8 @@ def from_journal(path: str | Path, *, outage: int = -1) -> Story:
     if not found:
         raise JournalError(f"{path}: no outage is in this journal", todo="name the journal of another day")
     if not -len(found) <= outage < len(found):
-        raise JournalError(f"{path}: has {len(found)} outages, not {outage + 1}", todo=f"choose 1 to {len(found)}")
+        has = "one outage" if len(found) == 1 else f"{len(found)} outages"
+        raise JournalError(f"{path}: there is no outage {outage + 1}, it has {has}", todo=f"choose 1 to {len(found)}")
     return tell(recording, told, *found[outage])
 
 

@@ -4,54 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.policy import FeedPolicy, Policy
-from powerguard.core.state import initial
 from powerguard.drill.moments import moments, outages
-from powerguard.drill.plan import PLANS
 from powerguard.drill.told import from_journal
 from powerguard.errors import JournalError
-from powerguard.journal import Journal, read
-from powerguard.sim.battery import SimUps, UpsSpec
-from powerguard.sim.feed import SimFeed
-from powerguard.sim.rank import RankSpec
-from powerguard.sim.world import JobSpec, World
+from powerguard.journal import read
 
-BEGIN, CUT = 100.0, 110.0
-FAST = RankSpec(step_s=0.1, stage_s=0.02, write_s=0.3, fsync_s=0.1)
-
-
-def night(tmp_path, *, plan="blackout", mains_back_at=None, until=160.0):
-    """A node with two ranks on a small UPS whose mains fail at 110 s; the world, and the journal it would have kept."""
-    policy = Policy(feeds=(FeedPolicy("ups"),), **PLANS[plan].policy())
-    feed = SimFeed("ups", ups=SimUps(UpsSpec.small(PLANS[plan].runtime_s), seed=1))
-    world = World(policy, jobs=(JobSpec("gpt", ranks=2, speed=FAST),), feeds=(feed,), begin_at=BEGIN)
-    world.at(CUT, lambda: mains(feed, False))
-    if mains_back_at is not None:
-        world.at(mains_back_at, lambda: mains(feed, True))
-    world.run(until)
-    return world, keep(world, tmp_path)
-
-
-def mains(feed, on):
-    feed.mains = on
-
-
-def keep(world, folder):
-    """The journal of what the world's daemon decided."""
-    journal = Journal(folder, boot=world.boot, node="node", version="0")
-    journal.begin(BEGIN, world.policy)
-    before = initial(world.boot, BEGIN, node="node")
-    for entry in world.entries:
-        decision = entry.decision
-        journal.tick(entry.at, before, entry.seen, decision.state, actions=decision.actions, reason=decision.reason)
-        before = decision.state
-    path = journal.path
-    journal.close()
-    return path
+CUT = 110.0
 
 
 @pytest.fixture(scope="module")
-def blackout(tmp_path_factory):
+def blackout(night, tmp_path_factory):
     return night(tmp_path_factory.mktemp("journal"))
 
 
@@ -107,7 +69,7 @@ def test_curves_are_of_the_outage(blackout):
     assert all(at >= CUT for at, _ in curves.runway_s)
 
 
-def test_mains_that_come_back_are_told(tmp_path):
+def test_mains_that_come_back_are_told(night, tmp_path):
     """A dip: trained through, with one snapshot, and the return of the mains marked."""
     _, path = night(tmp_path, plan="dip", mains_back_at=CUT + 2.9, until=130.0)
     story = from_journal(path)
@@ -117,7 +79,7 @@ def test_mains_that_come_back_are_told(tmp_path):
     assert [span.phase for span in story.spans] == ["online", "on_battery", "online"]
 
 
-def test_mains_back_while_parked_are_told(tmp_path):
+def test_mains_back_while_parked_are_told(night, tmp_path):
     """A blip: stopped, and went on in place."""
     world, path = night(tmp_path, plan="blip", mains_back_at=CUT + 5.0, until=150.0)
     assert world.halted_at is None
@@ -142,7 +104,7 @@ def test_a_journal_torn_anywhere_still_tells_a_story(blackout, tmp_path):
         assert story.spans[-1].end <= world.now
 
 
-def test_a_quiet_journal_has_no_story(tmp_path):
+def test_a_quiet_journal_has_no_story(night, tmp_path):
     """No outage: one clear line, not an empty page."""
     _, path = night(tmp_path, until=105.0)
     with pytest.raises(JournalError, match="no outage"):
