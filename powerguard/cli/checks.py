@@ -15,7 +15,7 @@ from msgspec import Struct
 from powerguard.config import Config, UpsConfig
 from powerguard.core.types import Comm, Sample
 from powerguard.errors import DirectoryError, HaltNotPermitted, PowerguardError, UpsError
-from powerguard.node import clock, poweroff, tls
+from powerguard.node import clock, halt_ways, tls
 
 IN_MEMORY = ("tmpfs", "ramfs", "overlay-on-tmpfs")
 
@@ -184,7 +184,9 @@ def filesystem(path: Path) -> str:
 
 def halt(config: Config) -> Finding:
     """Of the way to power off: allowed, without doing it."""
-    way = poweroff.choose(config.halt.method, config.halt.command, really=True)
+    way = halt_ways.choose(
+        config.halt.method, config.halt.command, really=True, run_dir=config.node.run_dir, feeds=config.ups
+    )
     if not way.real:
         return warn("halt", "a dry run: this node will never be powered off", 'set [halt] method = "logind"')
     try:

@@ -226,6 +226,8 @@ class Daemon:
             return ()
         log.warning(result.text, always=True)
         if result.real:
+            if self._parts.power.way.logs_out:
+                self._parts.readers.log_out()
             return ()
         self._parts.power.again()
         return (Command(DRY_RUN, "daemon"),)

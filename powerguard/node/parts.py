@@ -10,8 +10,9 @@ from powerguard.config import Config
 from powerguard.core.messages import ToRank
 from powerguard.core.types import PageReport
 from powerguard.journal import Journal
+from powerguard.node.halt_ways import Way
 from powerguard.node.inbox import Inbox
-from powerguard.node.poweroff import Poweroff, Way
+from powerguard.node.poweroff import Poweroff
 from powerguard.node.readers import Readers
 from powerguard.node.sd_notify import Notifier
 from powerguard.node.system import System

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+import msgspec
 import structlog
 
-from powerguard.config import UpsConfig
+from powerguard.config import Secret, UpsConfig
 
 RESTART_S = 1.0
 """A reader that ended is started anew after this long."""
@@ -64,6 +65,10 @@ class Readers:
             if name not in self._configs:
                 self._configs[name] = ups
                 self._begin(name)
+
+    def log_out(self) -> None:
+        """Gives every LOGIN up, and reads on: the primary that would wait for us is to go down first."""
+        self.apply([msgspec.structs.replace(ups, user="", password=Secret()) for ups in self._configs.values()])
 
     def poll(self, seconds: float) -> None:
         """The period of all of them."""

@@ -14,15 +14,16 @@ from powerguard.config import Config, ShedConfig, UpsConfig
 from powerguard.core.types import Command
 from powerguard.errors import PowerguardError
 from powerguard.journal import Folded, Journal, fold
-from powerguard.node import clock, logs, memory, poweroff, shed, tls
+from powerguard.node import clock, halt_ways, logs, memory, shed, tls
 from powerguard.node.ask import CONTROL_SOCKET, Answer, Ask, Control
 from powerguard.node.bus import RANKS_SOCKET, Bus
 from powerguard.node.daemon import ORDERS, Daemon
+from powerguard.node.halt_ways import HALT_FILE, Way
 from powerguard.node.inbox import Inbox, Wish
 from powerguard.node.inhibit import Inhibitor
 from powerguard.node.metrics import Metrics
 from powerguard.node.parts import Parts
-from powerguard.node.poweroff import Poweroff, Way
+from powerguard.node.poweroff import Poweroff
 from powerguard.node.readers import Readers
 from powerguard.node.sd_notify import Notifier
 from powerguard.node.shed import Shedder
@@ -74,6 +75,8 @@ def serve(path: Path, *, really: bool, json_logs: bool) -> int:
     metrics = _metrics(config, daemon)
     if metrics is not None:
         parts.count = metrics.count
+    if state.halted_at is None:  # a word of an earlier halt isn't one of this one
+        Path(config.node.run_dir, HALT_FILE).unlink(missing_ok=True)
     _prepare(config, inbox, parts.power.way, really=really)
     try:
         return daemon.run()
@@ -141,7 +144,9 @@ def _reader(ups: UpsConfig, poll_s: float, inbox: Inbox) -> UpsReader:
 
 
 def _way(config: Config, *, really: bool) -> Way:
-    return poweroff.choose(config.halt.method, config.halt.command, really=really)
+    return halt_ways.choose(
+        config.halt.method, config.halt.command, really=really, run_dir=config.node.run_dir, feeds=config.ups
+    )
 
 
 def _inhibitor(config: Config, inbox: Inbox, *, really: bool) -> Inhibitor | None:

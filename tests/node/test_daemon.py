@@ -108,7 +108,7 @@ class FakeBus:
 class FakeWay:
     """A halt that is only counted."""
 
-    name = "fake"
+    name, logs_out = "fake", False
 
     def __init__(self, real: bool = True) -> None:
         self.real, self.reasons, self.broken = real, [], False
@@ -514,6 +514,18 @@ def test_while_the_node_goes_down_login_is_kept(tmp_path):
     assert bench.daemon._exit_code == 0
     bench.daemon.end(0)
     assert bench.readers[-1].closed is False
+
+
+def test_the_primary_of_this_very_node_isnt_kept_waiting(tmp_path):
+    """Where upsmon here halts the node our LOGIN would make it wait for ourselves: given up, while reading goes on."""
+    bench = Bench(tmp_path, text=TEXT.replace("[halt]", "user = 'u'\npassword = 'p'\n[halt]"))
+    bench.way.logs_out = True
+    blackout(bench)
+    bench.step()
+
+    assert bench.readers[0].closed is True
+    assert bench.readers[-1].alive
+    assert {FEED: None} == bench.parts.readers.logins()
 
 
 def test_when_systemd_shutdown_has_taken_over_a_stop_is_obeyed_at_once(tmp_path):
