@@ -249,10 +249,8 @@ def _message(message: object) -> str:
 
 
 def _standing(world: World) -> Iterator[str]:
-    """Where everything stands at the end of an act."""
+    """Where everything stands at the end of an act; without the runway, which is tuned more often than decisions change."""
     words = [world.phase.value]
-    if world.state.need.total_s and world.state.power is not None and world.state.power.runway_s is not None:
-        words.append(f"runway {world.state.power.runway_s:.0f} s, need {world.state.need.total_s:.0f} s")
     for name in world.disks:
         ranks = [rank for (of, _), rank in world.ranks.items() if of == name]
         living = [rank for rank in ranks if rank.alive and rank.started]
