@@ -249,7 +249,7 @@ def _message(message: object) -> str:
 
 
 def _standing(world: World) -> Iterator[str]:
-    """Where everything stands at the end of an act; without the runway, which is tuned more often than decisions change."""
+    """Where everything stands at the end of an act, but the runway: it is tuned more often than decisions change."""
     words = [world.phase.value]
     for name in world.disks:
         ranks = [rank for (of, _), rank in world.ranks.items() if of == name]
