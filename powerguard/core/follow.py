@@ -289,6 +289,13 @@ def _resume(f: Follower, message: Resume) -> Follower:
     return f
 
 
+def let_go(f: Follower) -> Follower:
+    """The order at hand is over by this rank's own judgement: its daemon is gone and doesn't come back."""
+    if f.duty is None:
+        return f
+    return _with(f, replace(f.duty, done=True, edge=-1))
+
+
 def _overtaken(f: Follower) -> Follower:
     """The newest order steps back; it is remembered while its write may still be going on, or was done."""
     if f.duty is None or not f.duty.deeds:

@@ -1,0 +1,321 @@
+"""The hook: one call a step, and the rest happens by itself.
+
+::
+
+    guard = powerguard.attach({"model": model, "optimizer": optimizer, "loader": loader}, "/checkpoints/run1")
+    for step in range(guard.resume(), steps):
+        train_one_step()
+        if guard.boundary(step):  # after optimizer, scheduler and loader have moved
+            break
+
+Unarmed, `boundary` stores the step into the shared page and looks at one attribute. Armed, it holds, saves, parks and
+leaves as the order says (`core/follow.py`); everything bounded but a park, which lasts as long as the daemon is there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableSequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from powerguard import wire
+from powerguard.core.messages import Notice
+from powerguard.core.page import CELL
+from powerguard.errors import MissingDependency, UsageError
+from powerguard.train import single
+from powerguard.train.desk import Desk
+from powerguard.train.identity import DEFAULT_SOCKET, Identity, find_identity
+from powerguard.train.leaver import Leaver
+from powerguard.train.link import Link
+from powerguard.train.listener import Listener
+from powerguard.train.log import logger
+from powerguard.train.page import SharedPage
+from powerguard.train.verdict import GO, Mutating, Verdict
+
+__all__ = ["GO", "Guard", "Verdict", "attach"]
+
+CLOSE_S = 30.0
+"""A write under way is finished when the guard is closed, for at most so long."""
+
+
+def attach(
+    state: Mapping[str, object],
+    dir: str | Path,
+    *,
+    job: str | None = None,
+    rank: int | None = None,
+    local_rank: int | None = None,
+    world_size: int | None = None,
+    socket: str | Path | None = None,
+    keep: int = 2,
+    unit: str = "optimizer_step",
+    allow_pickle: bool = False,
+    reserve: bool = True,
+    prove: bool = True,
+    exit_on_halt: bool = True,
+    exit_grace_s: float = 10.0,
+) -> Guard:
+    """Guards a training run whose *state* (names to modules, optimizers, anything with state_dict) is saved in *dir*.
+
+    Who this rank is comes from the arguments, torch.distributed, or the launcher's environment. The daemon is looked
+    for at *socket* (POWERGUARD_SOCKET, else /run/powerguard/ranks.sock); without one training goes on unguarded, and is
+    guarded when one appears. *prove* writes the state once, which measures a save and shows that there is room. With
+    *exit_on_halt* the process leaves with code 75 at most *exit_grace_s* after the order to.
+
+    Raises StateError where *state* can't be saved, DirectoryError where *dir* can't be written, UsageError where there
+    is a guard already or nothing says which rank this is, MissingDependency without torch.
+    """
+    single.check_free()
+    try:
+        import torch.distributed as dist
+    except ImportError as error:
+        raise MissingDependency(f"torch can't be imported: {error}", todo="pip install 'powerguard[train]'") from error
+    group = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
+    identity = find_identity(os.environ, job=job, rank=rank, local_rank=local_rank, world_size=world_size, group=group)
+    path = str(socket or os.environ.get("POWERGUARD_SOCKET") or DEFAULT_SOCKET)
+    guard = Guard(state, dir, identity, keep=keep, unit=unit, allow_pickle=allow_pickle, reserve=reserve)
+    guard._begin(path, prove, Leaver(exit_grace_s) if exit_on_halt else None)
+    return guard
+
+
+class Guard:
+    """One rank's guard, made by `attach`. A context manager: leaving it says BYE.
+
+    `boundary`, `mutating`, `resume` and `save` belong to the training thread.
+    """
+
+    def __init__(
+        self,
+        state: Mapping[str, object],
+        dir: str | Path,
+        identity: Identity,
+        *,
+        keep: int,
+        unit: str,
+        allow_pickle: bool,
+        reserve: bool,
+    ) -> None:
+        from powerguard.train.pace import PaceMeter
+        from powerguard.train.saver import MeteredFlusher, Saver
+
+        self.identity = identity
+        self.resumed: Any = None  # the LoadReport of `resume`: its values hold what couldn't be changed in place
+        self.closed = False
+        self._pid = os.getpid()
+        self._foreign = False  # a forked child of the process that attached
+        self._log = logger(job=identity.job, rank=identity.rank)
+        self._step = -1
+        self._armed = False
+        self._mutating = Mutating()
+        meter = PaceMeter()
+        flusher = MeteredFlusher(
+            dir,
+            rank=identity.rank,
+            world_size=identity.world_size,
+            local_rank=identity.local_rank,
+            allow_pickle=allow_pickle,
+            reserve=reserve,
+            unit=unit,
+        )
+        flusher.meter = meter
+        self._desk = Desk(step_now=lambda: int(self._step), arm=self._arm, pace=meter.pace)
+        self._saver = Saver(flusher, state, self._desk, keep=keep, log=self._log)
+        self._leaver: Leaver | None = None
+        self._link: Link | None = None
+        self._page: SharedPage | None = None
+        self._cells: MutableSequence[int] | memoryview = [0] * 8
+        self._periodic: Any = None  # a Checkpointer, once there was a reason for one
+
+    def _begin(self, path: str, prove: bool, leaver: Leaver | None) -> None:
+        """Makes memory and room, then looks for the daemon. What is raised leaves nothing behind."""
+        flusher = self._saver.flusher
+        try:
+            ready = flusher.prepare(self._saver.state, prove=prove)
+        except BaseException:
+            self._saver.close(0.0)
+            raise
+        if ready.write_s is not None:
+            flusher.meter.staged(ready.stage_s or 0.0, ready.state_bytes)
+            flusher.meter.wrote(ready.write_s, ready.fsync_s or 0.0, ready.state_bytes)
+        for warning in ready.warnings:
+            self._log.warning(warning)
+        self._leaver = leaver
+        self._page = SharedPage(f"{self.identity.job}.{self.identity.rank}")
+        self._cells = self._page.cells
+        listener = Listener(self.identity, self._desk, self._saver, leaver, page=self._page.path, log=self._log)
+        self._link = Link(path, wire.identity(self.identity.job, self.identity.rank), listener)
+        self._desk.wake = self._link.wake
+        self._say(
+            "guard attached",
+            directory=str(flusher.directory),
+            state_bytes=ready.state_bytes,
+            writer=ready.writer,
+            write_s=None if ready.write_s is None else round(ready.write_s + (ready.fsync_s or 0.0), 3),
+        )
+        if not os.path.exists(path):
+            listener.alone(path)
+        single.claim(self)
+        self._link.start()
+
+    def _arm(self, yes: bool) -> None:
+        if not self._foreign:
+            self._armed = yes
+
+    def _say(self, text: str, **facts: object) -> None:
+        """To people: one rank of a node is enough."""
+        (self._log.info if self.identity.local_rank == 0 else self._log.debug)(text, **facts)
+
+    # ---- the training loop's side --------------------------------------------------------------------
+
+    def boundary(self, step: int) -> Verdict:
+        """To be called once optimizer step *step* is complete, and optimizer, scheduler and loader have moved.
+
+        Falsy: go on with the next step. Truthy: the node halts and everything is saved; leave the loop. May wait
+        inside: for a decision, for a write, for the mains. Raises UsageError for a step lower than the last one.
+        """
+        if step < self._step:
+            raise self._backwards(step)
+        self._cells[CELL] = self._step = step  # the store ...
+        if self._armed:  # ... and the load, in this order: see Desk.hear
+            return self._stand(step)
+        return GO
+
+    def _stand(self, step: int) -> Verdict:
+        """The boundary of an armed guard."""
+        if self._foreign:
+            raise UsageError(
+                "boundary() was called in a forked child of the process that attached the guard",
+                todo="call it in the training process only",
+            )
+        from powerguard.train.stand import stand
+
+        verdict = stand(self._desk, self._saver, int(step), self._say)
+        if verdict and self._leaver is not None:
+            self._leaver.start(verdict.code)
+        return verdict
+
+    def _backwards(self, step: int) -> UsageError:
+        return UsageError(
+            f"boundary({step}) after boundary({self._step}): steps must never go back",
+            todo="count optimizer steps over the whole run, not per epoch; after loading an older state call resume()",
+        )
+
+    def mutating(self) -> Mutating:
+        """A context for the part of a step that changes the state: optimizer, scheduler and loader."""
+        return self._mutating
+
+    def resume(self) -> int:
+        """Loads the newest generation that all ranks can trust; the first step to run, 0 where there is none.
+
+        Ranks find out over torch.distributed, if it is initialised; else each verifies every rank's part and so finds
+        the same. Raises CheckpointError where all are damaged, StateError where the state doesn't fit.
+        """
+        from powerguard.train.resume import load_newest
+
+        self._desk.busy = "resuming"
+        try:
+            report = load_newest(self._saver.flusher, self._saver.state, self._checkpointer)
+        finally:
+            self._desk.busy = ""
+        self.resumed = report
+        step = report.step if report is not None else -1
+        self._cells[CELL] = self._step = step
+        text = report.describe() if report is not None else "nothing to resume from: starting at step 0"
+        self._say(text, first_step=step + 1, load_s=round(report.load_s, 3) if report is not None else None)
+        return step + 1
+
+    def save(self, step: int, *, wait: bool = False) -> None:
+        """A periodic save of the state after *step*: copied here, made durable in the background unless *wait*.
+
+        All ranks call it at the same steps. Raises what an earlier save in the background has met.
+        """
+        saver = self._checkpointer()
+        if wait:
+            saver.save(self._saver.state, step)
+        else:
+            saver.save_async(self._saver.state, step)
+
+    def _checkpointer(self) -> Any:
+        if self._periodic is None:
+            from powerguard.train.periodic import Checkpointer
+
+            self._periodic = Checkpointer(
+                self._saver.flusher.directory,
+                rank=self.identity.rank,
+                world_size=self.identity.world_size,
+                keep=self._saver.keep,
+                flusher=self._saver.flusher,
+            )
+            self._saver.also_waits_for = self._periodic.wait
+        return self._periodic
+
+    # ---- what there is to know -----------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """The step last completed; -1 = none."""
+        return self._step
+
+    @property
+    def connected(self) -> bool:
+        """A daemon is there."""
+        return self._desk.alone_since is None
+
+    @property
+    def notice(self) -> Notice | None:
+        """The daemon's last word on what is coming; None = none yet."""
+        return self._desk.notice
+
+    @property
+    def stopped(self) -> bool:
+        """The order to leave has come: the process ends with `exit_code`."""
+        return self._desk.exit is not None
+
+    @property
+    def exit_code(self) -> int:
+        """What to exit with: 75 once the node halts (schedulers requeue on it), else 0."""
+        return self._desk.exit.code if self._desk.exit is not None else 0
+
+    # ---- the end -------------------------------------------------------------------------------------
+
+    def close(self, why: str = "finished") -> None:
+        """Finishes what is being written, says BYE, gives memory and room back. A repeat is nothing."""
+        if self.closed or self._foreign:
+            self.closed = True
+            return
+        self.closed = True
+        self._cells, self._armed = [0] * 8, False
+        self._foreign = True  # nothing arms it any more
+        wait_s = 1.0 if self.stopped else CLOSE_S
+        if self._periodic is not None:
+            self._saver.finish(self._periodic.close)
+        self._saver.close(wait_s)
+        if self._link is not None:
+            self._link.stop(why)
+        if self._page is not None:
+            self._page.close()
+        if not self.stopped:
+            single.release(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close("finished" if kind is None else f"failed: {kind.__name__}")
+
+    def in_child(self) -> None:
+        """In a forked child: the parent's page and socket are not to be touched."""
+        self._foreign = True
+        self._cells, self._armed = [0] * 8, True
+
+    def at_exit(self) -> None:
+        """The interpreter ends."""
+        if os.getpid() != self._pid:
+            return
+        if self.stopped and self._leaver is not None:
+            self._leaver.now(self.exit_code)
+        self.close("exited without close()")

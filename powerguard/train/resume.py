@@ -1,0 +1,40 @@
+"""Which generation a run goes on from, the same for all its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from powerguard.errors import CheckpointError
+from powerguard.generations.scan import Skipped, latest
+from powerguard.train.flush import Flusher, LoadReport
+
+
+def load_newest(flusher: Flusher, state: Mapping[str, object], checkpointer: Callable[[], Any]) -> LoadReport | None:
+    """Loads the newest generation that can be trusted, None where there is none.
+
+    With torch.distributed, or alone, *checkpointer* does it: ranks load a candidate and tell each other. Without, each
+    rank verifies every rank's part of it, and so they come to the same one.
+    """
+    import torch.distributed as dist
+
+    if flusher.world_size == 1 or (dist.is_available() and dist.is_initialized()):
+        report: LoadReport | None = checkpointer().load(state)
+        return report
+    damaged: dict[str, str] = {}
+    while True:
+        found = latest(flusher.directory, world_size=flusher.world_size, cap=None, exclude=damaged)
+        skipped = tuple(str(Skipped(name, why)) for name, why in damaged.items()) + tuple(map(str, found.skipped))
+        if found.generation is None:
+            if not damaged:
+                return None
+            raise CheckpointError(
+                f"no generation in {flusher.directory} can be trusted: {'; '.join(skipped)}",
+                todo="move the directory away to start from scratch",
+            )
+        try:
+            return replace(flusher.load(found.generation, state), skipped=skipped)
+        except CheckpointError as error:  # damaged between the look and the load
+            damaged[found.generation.name] = error.message
