@@ -21,7 +21,8 @@ from powerguard.node.status import FeedStatus, JobStatus, Status
 RUN_DIR = "/run/powerguard"
 
 ConfigFile = Annotated[
-    Path | None, typer.Option("-c", "--config", help="a configuration file, for its run_dir", show_default=False)
+    Path | None,
+    typer.Option("-c", "--config", help="a configuration file, for its run_dir", show_default=False, readable=False),
 ]
 RunDir = Annotated[
     str,

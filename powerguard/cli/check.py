@@ -38,10 +38,13 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    file: Annotated[Path, typer.Option("-c", "--config", help="the configuration file", show_default=False)],
+    file: Annotated[
+        Path, typer.Option("-c", "--config", help="the configuration file", show_default=False, readable=False)
+    ],
     *,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="where checkpoints go; its disk is measured", show_default=False)
+        Path | None,
+        typer.Option("--dir", help="where checkpoints go; its disk is measured", show_default=False, readable=False),
     ] = None,
     state_bytes: Annotated[
         str, typer.Option(help="size of the whole training state on this node, as 80GB; default: as measured")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,9 @@ from powerguard.cli.out import console, safe, say, say_json, size
 from powerguard.errors import CheckpointError, DirectoryError
 from powerguard.generations import Generation
 
-Directory = Annotated[Path, typer.Argument(help="the directory given to attach(dir=...)", show_default=False)]
+Directory = Annotated[
+    Path, typer.Argument(help="the directory given to attach(dir=...)", show_default=False, readable=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="one line of JSON")]
 
 
@@ -100,7 +103,7 @@ def _say(one: Generation, problems: tuple[str, ...]) -> None:
 
 
 def _scan(directory: Path) -> list[Generation]:
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         raise DirectoryError(f"{directory} isn't a directory", todo="name the directory given to attach(dir=...)")
     return generations.scan(directory)
 

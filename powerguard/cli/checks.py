@@ -119,11 +119,10 @@ def own_directory(topic: str, path: str, todo: str) -> Finding:
     """Of a directory of the daemon: it is there and can be written, or can be made."""
     try:
         where = Path(path)
-        if where.exists():
+        if os.path.exists(where):
             _try_writing(where)
             return ok(topic, f"{path} can be written")
-        parent = next(p for p in where.parents if p.exists())
-        _try_writing(parent)
+        _try_writing(next(parent for parent in where.parents if os.path.exists(parent)))
     except DirectoryError as err:
         return fail(topic, DirectoryError(err.message, todo=todo))
     return ok(topic, f"{path} will be made")
@@ -133,7 +132,7 @@ def checkpoint_directory(path: Path, needed_bytes: float | None) -> Iterator[Fin
     """Of the directory that generations go to: on a real disk, writable, with room for two more."""
     topic = "dir"
     try:
-        if not path.is_dir():
+        if not os.path.isdir(path):
             raise DirectoryError(f"{path} isn't a directory", todo="make it, or name the one given to attach(dir=...)")
         kind = filesystem(path)
         if kind in IN_MEMORY:

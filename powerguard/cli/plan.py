@@ -99,11 +99,13 @@ def need_of(config: Config, state_bytes: float | None, write_mbps: float | None)
 
 
 def newest_bytes(directory: Path | None) -> float | None:
-    """The size of the newest whole generation there, if there is one."""
-    if directory is None or not directory.is_dir():
+    """The size of the newest whole generation there, if there is one that can be seen."""
+    if directory is None:
         return None
-    whole = (one.bytes for one in generations.scan(directory) if one.whole)
-    return float(next(whole, 0)) or None
+    try:
+        return next((float(one.bytes) for one in generations.scan(directory) if one.whole), None)
+    except DirectoryError:
+        return None  # what is wrong with the directory is a finding of its own
 
 
 def measure_mbps(directory: Path, for_s: float = RATE_S) -> float:

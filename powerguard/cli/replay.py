@@ -90,9 +90,13 @@ def register(app: typer.Typer) -> None:
 
 
 def replay(
-    path: Annotated[Path, typer.Argument(metavar="JOURNAL", help="a journal-*.jsonl of state_dir", show_default=False)],
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="JOURNAL", help="a journal-*.jsonl of state_dir", show_default=False, readable=False),
+    ],
     policy: Annotated[
-        Path | None, typer.Option(help="a powerguard.toml whose policy is tried instead", show_default=False)
+        Path | None,
+        typer.Option(help="a powerguard.toml whose policy is tried instead", show_default=False, readable=False),
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="a line for every decision, not only where something changes")

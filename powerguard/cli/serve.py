@@ -14,7 +14,9 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    file: Annotated[Path, typer.Option("-c", "--config", help="the configuration file", show_default=False)],
+    file: Annotated[
+        Path, typer.Option("-c", "--config", help="the configuration file", show_default=False, readable=False)
+    ],
     really: Annotated[
         bool, typer.Option("--really", help="power the node off when it must be; without it, only say so")
     ] = False,
