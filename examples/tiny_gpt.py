@@ -162,13 +162,12 @@ def main() -> int:
     text = Text(rank, args.batch, args.length)
 
     # (1) What a checkpoint holds: whatever has state_dict(). The random states of torch come by themselves.
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "text": text}
-    guard = powerguard.attach(state=state, dir=args.dir)
-    # (2) The newest whole checkpoint is loaded; 0 if there is none.
-    start = guard.resume()
-    trace.write(event="start", step=start)
+    guard = powerguard.attach({"model": model, "optimizer": optimizer, "scheduler": scheduler, "text": text}, args.dir)
+    # (2) The newest whole checkpoint is loaded; the first step to run, 0 if there is none.
+    first = guard.resume()
+    trace.write(event="start", step=first)
 
-    for step in range(start + 1, args.steps + 1):
+    for step in range(first, args.steps):
         began = time.monotonic()
         batch = next(text).to(device)
         logits = model(batch[:, :-1])
@@ -186,7 +185,7 @@ def main() -> int:
             break
 
     if not guard.stopped:
-        trace.write(event="end", step=args.steps, parameters=fingerprint(model))
+        trace.write(event="end", step=args.steps - 1, parameters=fingerprint(model))
         if args.save is not None and rank == 0:
             torch.save(model.state_dict(), args.save)
         if dist.is_initialized():

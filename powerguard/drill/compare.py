@@ -21,7 +21,7 @@ class Life(Struct):
     rank: int
     pid: int
     at: float  # of its start, CLOCK_BOOTTIME
-    start: int  # the step that it resumed from; 0 = from scratch
+    first: int  # the first step that it was to run; 0 = from scratch
     losses: dict[int, str] = msgspec.field(default_factory=dict)
     times: dict[int, float] = msgspec.field(default_factory=dict)
     parameters: str = ""  # fingerprint after the last step; "" = did not get there
@@ -29,8 +29,8 @@ class Life(Struct):
 
     @property
     def last(self) -> int:
-        """The last step that it completed."""
-        return max(self.losses, default=self.start)
+        """The last step that it completed; -1 = none."""
+        return max(self.losses, default=self.first - 1)
 
 
 class _Line(Struct):
@@ -67,7 +67,7 @@ def read(folder: Path) -> Trace:
 
 def _absorb(lives: list[Life], line: _Line) -> None:
     if line.event == "start":
-        lives.append(Life(rank=line.rank, pid=line.pid, at=line.at, start=line.step))
+        lives.append(Life(rank=line.rank, pid=line.pid, at=line.at, first=line.step))
     elif lives and line.event == "step":
         lives[-1].losses[line.step] = line.loss
         lives[-1].times[line.step] = line.at
@@ -80,7 +80,7 @@ class Comparison(Struct, frozen=True):
     """What came of the interrupted run."""
 
     reached: int  # the last step that all ranks completed before they were cut
-    resumed_step: int | None  # None: never started again
+    resumed_step: int | None  # the step whose state was loaded, -1 = none was; None: never started again
     lost_steps: int  # completed, and trained again because no checkpoint had them
     bit_exact: bool
     difference: str  # the first thing that isn't the same, in words; "" = none
@@ -89,12 +89,12 @@ class Comparison(Struct, frozen=True):
 
 def compare(reference: Trace, drilled: Trace, *, ranks: int, steps: int) -> Comparison:
     """*drilled* beside *reference*; both should have trained *ranks* ranks for *steps* steps."""
-    reached = min((drilled[r][0].last for r in range(ranks) if r in drilled), default=0)
+    reached = min((drilled[r][0].last for r in range(ranks) if r in drilled), default=-1)
     second = [drilled[r][1] for r in range(ranks) if len(drilled.get(r, ())) > 1]
-    resumed = min((life.start for life in second), default=None)
+    resumed = min((life.first - 1 for life in second), default=None)
     difference, compared = _difference(reference, drilled, ranks, steps)
-    if not difference and len({life.start for life in second}) > 1:
-        difference = "ranks resumed at different steps: " + ", ".join(str(life.start) for life in second)
+    if not difference and len({life.first for life in second}) > 1:
+        difference = "ranks resumed at different steps: " + ", ".join(str(life.first - 1) for life in second)
     return Comparison(
         reached=reached,
         resumed_step=resumed,
@@ -118,9 +118,9 @@ def _difference(reference: Trace, drilled: Trace, ranks: int, steps: int) -> tup
                 compared += 1
                 if loss != right.losses.get(step):
                     return f"rank {rank}, step {step}: loss {loss}, not {right.losses.get(step, 'known')}", compared
-        missing = sorted(set(range(1, steps + 1)) - {step for life in lives for step in life.losses})
+        missing = sorted(set(range(steps)) - {step for life in lives for step in life.losses})
         if missing:
             return f"rank {rank} never completed step {missing[0]}", compared
         if lives[-1].parameters != right.parameters:
-            return f"rank {rank}: other parameters after step {steps}", compared
+            return f"rank {rank}: other parameters after step {steps - 1}", compared
     return "", compared

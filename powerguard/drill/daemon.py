@@ -86,7 +86,7 @@ class DaemonProcess:
 
 def environment(run_dir: Path) -> dict[str, str | None]:
     """What a process of the node needs to find this daemon, and this powerguard; None takes a variable away."""
-    env: dict[str, str | None] = {"POWERGUARD_RUN_DIR": str(run_dir), "PYTHONUNBUFFERED": "1"}
+    env: dict[str, str | None] = {"POWERGUARD_SOCKET": str(run_dir / "ranks.sock"), "PYTHONUNBUFFERED": "1"}
     # what another job in this shell would tell our ranks
     env |= dict.fromkeys(("SLURM_JOB_ID", "POWERGUARD_JOB_ID", "MASTER_ADDR", "MASTER_PORT"))
     env |= dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"))

@@ -84,9 +84,9 @@ class Node:
         return int(last_line(self.trace / f"rank-{rank:05}.jsonl")["pid"])
 
     def steps(self) -> tuple[int, ...]:
-        """The last step of each rank, as far as it was written."""
+        """The last step of each rank, as far as it was written; -1 = none yet."""
         lines = (last_line(self.trace / f"rank-{rank:05}.jsonl") for rank in range(self._plan.ranks))
-        return tuple(int(line.get("step", 0)) for line in lines)
+        return tuple(int(line.get("step", -1)) for line in lines)
 
 
 def last_line(path: Path) -> dict[str, int | str | float]:

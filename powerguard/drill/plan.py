@@ -53,9 +53,9 @@ class Plan(Struct, frozen=True):
     nut: bool = False  # a real upsd and dummy-ups between the simulated UPS and the daemon
     kill_rank: int | None = None
     kill_after_s: float = 1.5  # after the snapshot is sealed
-    cut_at_step: int = 20  # the mains fail once all ranks have completed this step
-    pace_s: float = 0.15  # a step lasts at least so long, so that a step is a step on any machine
-    runtime_s: float = 24.0  # of the battery at the training load
+    cut_at_step: int = 15  # the mains fail once all ranks have completed this step
+    pace_s: float = 0.2  # a step lasts at least so long, so that a step is a step on any machine
+    runtime_s: float = 22.0  # of the battery at the training load
     on_battery: str = "ride"  # or "park": for a UPS that can't carry training
     loads: Loads = Loads()
     waits: Waits = Waits()
@@ -99,7 +99,7 @@ PLANS = {
             mains_back=MainsBack.AFTER_SNAPSHOT,
             mains_back_after_s=1.0,
             runtime_s=60.0,
-            steps=140,
+            steps=100,
         ),
         Plan(
             "blip",
@@ -108,7 +108,7 @@ PLANS = {
             mains_back_after_s=2.0,
             on_battery="park",
             runtime_s=60.0,
-            steps=140,
+            steps=100,
         ),
     )
 }

@@ -6,21 +6,22 @@ import pytest
 
 from powerguard.drill.compare import compare, read
 
-STEPS = 6
+STEPS = 7  # 0 to 6
+END = 6
 
 
 def loss(rank, step):
-    return float(1.0 / (step + rank)).hex()
+    return float(1.0 / (1 + step + rank)).hex()
 
 
 def write(folder, rank, *lives, end=True, wrong=(), parameters="abc"):
-    """One rank's file: each life is (start, last); *wrong* steps get a loss that differs in the last bit."""
+    """One rank's file: each life is (first step, last step); *wrong* steps get a loss that differs in the last bit."""
     folder.mkdir(exist_ok=True)
     lines = []
     for n, (start, last) in enumerate(lives):
         who = {"rank": rank, "pid": 100 + n, "at": 10.0 * n}
         lines.append({**who, "event": "start", "step": start})
-        for step in range(start + 1, last + 1):
+        for step in range(start, last + 1):
             value = loss(rank, step) if step not in wrong else loss(rank, step).replace("p", "1p")
             lines.append({**who, "event": "step", "step": step, "loss": value})
         if end and n == len(lives) - 1:
@@ -31,7 +32,7 @@ def write(folder, rank, *lives, end=True, wrong=(), parameters="abc"):
 @pytest.fixture
 def reference(tmp_path):
     for rank in (0, 1):
-        write(tmp_path / "reference", rank, (0, STEPS))
+        write(tmp_path / "reference", rank, (0, END))
     return read(tmp_path / "reference")
 
 
@@ -43,33 +44,33 @@ def drilled(tmp_path, *lives, **odd):
 
 def test_a_run_resumed_where_it_stopped_is_exact(tmp_path, reference):
     """Stopped after step 3, resumed from 3, equal losses and parameters: bit-exact, nothing lost."""
-    got = compare(reference, drilled(tmp_path, (0, 3), (3, STEPS)), ranks=2, steps=STEPS)
+    got = compare(reference, drilled(tmp_path, (0, 3), (4, END)), ranks=2, steps=STEPS)
     assert (got.reached, got.resumed_step, got.lost_steps, got.bit_exact) == (3, 3, 0, True)
     assert got.losses_compared == 2 * STEPS
 
 
 def test_steps_that_are_trained_again_are_lost_but_may_be_exact(tmp_path, reference):
     """Four steps done, resumed from 1: three lost, and still the same run."""
-    got = compare(reference, drilled(tmp_path, (0, 4), (1, STEPS)), ranks=2, steps=STEPS)
+    got = compare(reference, drilled(tmp_path, (0, 4), (2, END)), ranks=2, steps=STEPS)
     assert (got.resumed_step, got.lost_steps, got.bit_exact) == (1, 3, True)
 
 
 def test_a_run_that_was_never_interrupted_did_not_resume(tmp_path, reference):
     """One life that ends: no resumed step."""
-    got = compare(reference, drilled(tmp_path, (0, STEPS)), ranks=2, steps=STEPS)
+    got = compare(reference, drilled(tmp_path, (0, END)), ranks=2, steps=STEPS)
     assert (got.resumed_step, got.lost_steps, got.bit_exact) == (None, 0, True)
 
 
 @pytest.mark.parametrize(
     ("lives", "odd", "words"),
     [
-        (((0, 3), (3, STEPS)), {"wrong": (2,)}, "rank 1, step 2"),
-        (((0, 3), (3, STEPS)), {"wrong": (5,)}, "rank 1, step 5"),
-        (((0, 3), (3, STEPS)), {"parameters": "abd"}, "other parameters"),
-        (((0, 3), (4, STEPS)), {}, "never completed step 4"),
-        (((0, 3), (3, 5)), {"end": False}, "never completed step 6"),
+        (((0, 3), (4, END)), {"wrong": (2,)}, "rank 1, step 2"),
+        (((0, 3), (4, END)), {"wrong": (5,)}, "rank 1, step 5"),
+        (((0, 3), (4, END)), {"parameters": "abd"}, "other parameters"),
+        (((0, 3), (5, END)), {}, "never completed step 4"),
+        (((0, 3), (4, 5)), {"end": False}, "never completed step 6"),
         (((0, 3),), {"end": False}, "never completed step 4"),
-        (((0, 3), (3, STEPS)), {"lives": ((0, 3), (2, STEPS))}, "different steps"),
+        (((0, 3), (4, END)), {"lives": ((0, 3), (3, END))}, "different steps"),
     ],
 )
 def test_any_difference_is_found_and_named(tmp_path, reference, lives, odd, words):
@@ -83,14 +84,14 @@ def test_a_reference_that_did_not_finish_proves_nothing(tmp_path):
     """Without a whole reference run no run is called exact."""
     for rank in (0, 1):
         write(tmp_path / "reference", rank, (0, 4), end=False)
-    got = compare(read(tmp_path / "reference"), drilled(tmp_path, (0, 3), (3, STEPS)), ranks=2, steps=STEPS)
+    got = compare(read(tmp_path / "reference"), drilled(tmp_path, (0, 3), (4, END)), ranks=2, steps=STEPS)
     assert not got.bit_exact
     assert "reference" in got.difference
 
 
 def test_a_rank_that_wrote_nothing_is_not_exact(tmp_path, reference):
     """A missing rank is a difference, and nothing was reached."""
-    write(tmp_path / "node", 0, (0, 3), (3, STEPS))
+    write(tmp_path / "node", 0, (0, 3), (4, END))
     got = compare(reference, read(tmp_path / "node"), ranks=2, steps=STEPS)
     assert not got.bit_exact
     assert "rank 1" in got.difference

@@ -30,7 +30,7 @@ def test_a_run_is_longer_than_the_battery(name):
         ({"name": "blackout", "ranks": 0}, "1 to 16"),
         ({"name": "blackout", "kill_rank": 2}, "ranks are 0 to 1"),
         ({"name": "dip", "kill_rank": 0}, "blackout"),
-        ({"name": "blackout", "steps": 30}, "40 to"),
+        ({"name": "blackout", "steps": 30}, "35 to"),
     ],
 )
 def test_a_wrong_choice_is_refused_in_one_line(options, words):
