@@ -26,6 +26,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "policy.park_max_s": (1, DAY_S),
     "policy.lb_polls": (1, 100),
     "policy.off_s": (1, DAY_S),
+    "policy.flush_load": (0.05, 2),
     "policy.time_scale": (0.01, 1),
     "shed.gpu_power_pct": (0, 100),
 }
