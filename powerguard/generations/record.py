@@ -49,6 +49,7 @@ class RecordHead(Struct, frozen=True):
     rank: int
     world_size: int
     attempt: str  # records of one generation agree on it; "" where the name alone is unique
+    portable: bool  # its one shard is the whole state, and any number of ranks may load it
     written_at: float  # seconds since 1970, for people and for the order among equal steps
     created_by: str
     file: ShardFile
@@ -69,6 +70,7 @@ class Seal(Struct, frozen=True):
     step: int
     unit: str
     world_size: int
+    portable: bool
     written_at: float
     created_by: str
     shards: tuple[ShardRecord, ...]

@@ -30,6 +30,7 @@ class Generation(Struct, frozen=True):
     sealed: bool
     whole: bool  # sealed with every shard of the right size, or unsealed with all records there and agreeing
     world_size: int = 0  # 0 = not known
+    portable: bool = False  # any number of ranks may load it
     unit: str = ""
     bytes: int = 0
     written_at: float = 0.0
@@ -123,6 +124,7 @@ def _sealed(bare: Generation) -> Generation:
         sealed=True,
         whole=not problems,
         world_size=seal.world_size,
+        portable=seal.portable,
         unit=seal.unit,
         bytes=sum(shard.bytes for shard in seal.shards),
         written_at=seal.written_at,
@@ -173,6 +175,7 @@ def _unsealed(bare: Generation) -> Generation:
         bare,
         whole=not problems,
         world_size=world,
+        portable=bool(heads) and heads[0].portable,
         unit=heads[0].unit if heads else "",
         bytes=sum(shard.bytes for shard in shards),
         written_at=max((h.written_at for h in heads), default=0.0),
@@ -270,6 +273,6 @@ def latest(
 def _unfit(generation: Generation, world_size: int | None) -> str:
     if not generation.whole:
         return "; ".join(generation.problems[:3])
-    if world_size is not None and generation.world_size != world_size:
+    if world_size is not None and generation.world_size != world_size and not generation.portable:
         return f"written by {generation.world_size} ranks, this run has {world_size}"
     return ""

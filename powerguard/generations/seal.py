@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec import structs
+
 import powerguard
 from powerguard.core.messages import ShardRecord
 from powerguard.errors import CheckpointError
@@ -43,6 +45,7 @@ def seal(
         step=step,
         unit=unit,
         world_size=world_size,
+        portable=False,
         written_at=time.time(),
         created_by=CREATOR,
         shards=ordered,
@@ -51,6 +54,7 @@ def seal(
     for shard in ordered:
         try:
             head = read_head(folder / shard.path, generation, step, shard.rank)
+            value = structs.replace(value, portable=head.portable)
             if head.digest != shard.digest:
                 problems.append(f"{shard.path}'s record isn't the one that rank {shard.rank} reported")
         except CheckpointError as error:

@@ -66,9 +66,7 @@ def _file_system(mount: Mount) -> list[str]:
     if mount.kind in MEMORY:
         found.append(f"{where} is in memory: nothing there survives a power cut")
     elif mount.kind in NETWORK:
-        found.append(
-            f"{where} is remote: what fsync promises there, and the server's own power, isn't known here"
-        )
+        found.append(f"{where} is remote: what fsync promises there, and the server's own power, isn't known here")
     elif mount.kind == "overlay":
         found.append(f"{where} is a container's own layer: it may vanish with the container, use a volume")
     elif mount.kind.startswith("fuse"):

@@ -45,6 +45,7 @@ class Shard:
     rank: int
     world_size: int
     attempt: str
+    portable: bool
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ def _attempt(
             rank=shard.rank,
             world_size=shard.world_size,
             attempt=shard.attempt,
+            portable=shard.portable,
             written_at=time.time(),
             created_by=CREATOR,
             file=ShardFile(SHARD, shard.size, CHUNK_BYTES, sums),

@@ -88,6 +88,7 @@ class Flusher:
         reserve: bool = True,
         unit: str = "optimizer_step",
         attempt: str = "",
+        portable: bool = False,
         slots: int = SLOTS,
         disk: Disk = DISK,
     ) -> None:
@@ -96,6 +97,7 @@ class Flusher:
         self.directory = Path(os.path.abspath(directory))
         self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
         self.unit, self.attempt = unit, attempt
+        self.portable = portable  # a whole state of no rank's own: without random states, for any world size
         self.allow_pickle = allow_pickle
         self.disk = disk
         self._pool = ThreadPoolExecutor(FILL_THREADS, "powerguard-flush")
@@ -146,7 +148,8 @@ class Flusher:
     def _take_apart(self, state: Mapping[str, object]) -> tuple[list[Blob], Raw]:
         if rng.KEY in state:
             raise StateError(f"{rng.KEY!r} is powerguard's own name in a state", todo="give that source another name")
-        gathered = gather({**state, rng.KEY: rng.capture()}, allow_pickle=self.allow_pickle)
+        random_states = {} if self.portable else {rng.KEY: rng.capture()}
+        gathered = gather({**state, **random_states}, allow_pickle=self.allow_pickle)
         return gathered.blobs, gathered.state
 
     def _plan(self, blobs: list[Blob]) -> Layout:
@@ -242,6 +245,7 @@ class Flusher:
                 rank=self.rank,
                 world_size=self.world_size,
                 attempt=self.attempt,
+                portable=self.portable,
             )
             return self._commit(shard, cancelled)
 
@@ -302,12 +306,13 @@ class Flusher:
         Raises StateError where the state doesn't fit, CheckpointError where a byte is wrong: then *state* is partly
         overwritten and another generation must be loaded.
         """
-        if generation.world_size != self.world_size:
+        if generation.world_size != self.world_size and not generation.portable:
             raise StateError(
                 f"{generation.name} was written by {generation.world_size} ranks, this run has {self.world_size}",
                 todo="resume with the same number of ranks, or export the generation to DCP and load that",
             )
-        return load_state(generation, self.rank, dict(state), allow_pickle=self.allow_pickle, strict=strict)
+        rank = 0 if generation.portable else self.rank
+        return load_state(generation, rank, dict(state), allow_pickle=self.allow_pickle, strict=strict)
 
     def resume(
         self, state: Mapping[str, object], *, strict: bool = True, cap: int | None = resumes.CAP

@@ -28,6 +28,7 @@ from powerguard.train.blobs import bytes_view
 from powerguard.train.layout import HEADER_BYTES_MAX, Entry, parse_header
 from powerguard.train.restore import Restore
 from powerguard.train.sharded import find_meshes
+from powerguard.train.targets import Targets
 from powerguard.train.tree import is_stateful
 
 
@@ -89,7 +90,7 @@ def load_state(
     values = {name: restore.plan(nodes[name], value, name) for name, value in state.items() if name in nodes}
     random_states = restore.plan(nodes[rng.KEY], None, rng.KEY) if rng.KEY in nodes else None
     folder = generation.path / f"rank-{rank:05d}"
-    read_shard(folder / SHARD, record.file, _Scatter(restore).take)
+    read_shard(folder / SHARD, record.file, _Scatter(restore.tensors).take)
     restore.finish()
     for name, value in values.items():
         _assign(state[name], value)
@@ -191,23 +192,33 @@ def _assign(current: object, value: object) -> None:
 class _Scatter:
     """Puts the bytes that pass by where they belong; called from several threads."""
 
-    def __init__(self, restore: Restore) -> None:
-        entries = restore.entries
-        wanted = [(entries[name].begin, entries[name].end, tensor) for name, tensor in restore.targets.items()]
-        self.spans = sorted((span for span in wanted if span[0] < span[1]), key=lambda span: span[0])
-        self.begins = [begin for begin, _, _ in self.spans]
+    def __init__(self, targets: Targets) -> None:
+        self.layers: list[list[tuple[int, int, torch.Tensor]]] = []  # spans overlap in different layers only
+        for span in targets.spans():
+            layer = next((layer for layer in self.layers if layer[-1][1] <= span[0]), None)
+            if layer is None:
+                self.layers.append([span])
+            else:
+                layer.append(span)
+        self.begins = [[begin for begin, _, _ in layer] for layer in self.layers]
 
     def take(self, offset: int, data: memoryview) -> None:
-        end = offset + len(data)
         source = ctypes.addressof(ctypes.c_char.from_buffer(data))
-        index = max(0, bisect.bisect_right(self.begins, offset) - 1)
-        while index < len(self.spans) and self.begins[index] < end:
-            begin, stop, tensor = self.spans[index]
-            low, high = max(begin, offset), min(stop, end)
-            if low < high:
-                if tensor.device.type == "cpu":
-                    ctypes.memmove(tensor.data_ptr() + low - begin, source + low - offset, high - low)
-                else:
-                    piece = torch.frombuffer(data[low - offset : high - offset], dtype=torch.uint8)
-                    bytes_view(tensor, low - begin, high - low).copy_(piece)
-            index += 1
+        for layer, begins in zip(self.layers, self.begins, strict=True):
+            index = max(0, bisect.bisect_right(begins, offset) - 1)
+            while index < len(layer) and begins[index] < offset + len(data):
+                _put(layer[index], offset, data, source)
+                index += 1
+
+
+def _put(span: tuple[int, int, torch.Tensor], offset: int, data: memoryview, source: int) -> None:
+    """The bytes that *data* (at *offset* of the file, *source* in memory) and the span have in common."""
+    begin, stop, tensor = span
+    low, high = max(begin, offset), min(stop, offset + len(data))
+    if low >= high:
+        return
+    if tensor.device.type == "cpu":
+        ctypes.memmove(tensor.data_ptr() + low - begin, source + low - offset, high - low)
+    else:
+        piece = torch.frombuffer(data[low - offset : high - offset], dtype=torch.uint8)
+        bytes_view(tensor, low - begin, high - low).copy_(piece)

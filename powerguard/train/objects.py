@@ -9,7 +9,24 @@ import torch
 
 from powerguard.errors import StateError
 from powerguard.generations.values import Node
+from powerguard.train.dtypes import dtype_of
+from powerguard.train.sharded import is_dtensor, like
 from powerguard.train.tree import class_name
+
+DDP = "torch.nn.parallel.distributed.DistributedDataParallel"
+
+
+def clean_name(wrapper: str, name: str) -> str:
+    """A parameter's name without what DDP and torch.compile put before it; *wrapper* is the module's class."""
+    if wrapper == DDP:
+        name = name.removeprefix("module.")
+    return name.replace("_orig_mod.", "")
+
+
+def wrapped_names(node: Node, template: Mapping[str, object], module: object) -> Node:
+    """*node*, a Module's state under clean names, under the names that *module* has in *template*."""
+    wrapped = {clean_name(class_name(module), name): name for name in template}
+    return {kind: [[wrapped.get(key, key), item] for key, item in pairs] for kind, pairs in node.items()}
 
 
 def check_keys(node: Node, template: Mapping[str, object], path: str) -> None:
@@ -27,6 +44,31 @@ def check_keys(node: Node, template: Mapping[str, object], path: str) -> None:
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
+
+
+def sharded_template(optimizer: torch.optim.Optimizer, node: Node, template: dict[str, Any]) -> dict[str, Any]:
+    """*template*, the state of an optimizer that has none yet, with places for moments of sharded parameters.
+
+    Only for state that was saved whole: each moment is then laid out as its parameter. Anything else stays as it is.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(is_dtensor(p) for p in parameters):
+        return template
+    saved = dict(_pairs(dict(_pairs(node)).get("state")))
+    places: dict[int, dict[str, Any]] = {}
+    for index, parameter in enumerate(parameters):
+        for key, item in _pairs(saved.get(index)):
+            payload = item.get("tensor") if isinstance(item, dict) else None
+            if is_dtensor(parameter) and payload and payload["shape"] == list(parameter.shape):
+                places.setdefault(index, {})[key] = like(parameter, dtype_of(payload["dtype"]))
+    return {**template, "state": places}
+
+
+def _pairs(node: Node) -> list[tuple[Any, Node]]:
+    """The items of a dict's node."""
+    if not isinstance(node, dict) or "dict" not in node:
+        return []
+    return [(key, item) for key, item in node["dict"] if isinstance(key, (str, int))]
 
 
 def load_object(target: Any, state: Any, path: str) -> None:

@@ -28,21 +28,36 @@ def local_of(value: DTensor) -> torch.Tensor:
 
 def describe_dtensor(value: DTensor, path: str) -> tuple[torch.Tensor, dict[str, Any]]:
     """(the local shard, its place in the whole). Raises StateError for placements that have no place."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     mesh = value.device_mesh
     facts: dict[str, Any] = {
         "shape": list(value.shape),
         "placements": [describe_placement(p, path) for p in value.placements],
         "mesh": describe_mesh(mesh),
     }
-    _, offset = compute_local_shape_and_global_offset(value.shape, mesh, value.placements)
-    facts["offset"] = list(offset)
+    facts["offset"] = local_offset(value)
     coordinate = mesh.get_coordinate()
     facts["coordinate"] = list(coordinate) if coordinate is not None else None
     if isinstance(value, torch.nn.Parameter):
         facts["parameter"] = True
     return local_of(value), facts
+
+
+def local_offset(value: DTensor) -> list[int]:
+    """Where the local shard starts in the whole."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    return list(offset)
+
+
+def like(value: DTensor, dtype: torch.dtype) -> DTensor:
+    """An uninitialised DTensor laid out as *value*; no communication."""
+    from torch.distributed.tensor import DTensor
+
+    local = torch.empty_like(local_of(value), dtype=dtype, memory_format=torch.contiguous_format)
+    return DTensor.from_local(
+        local, value.device_mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
+    )
 
 
 def describe_mesh(mesh: DeviceMesh) -> dict[str, Any]:

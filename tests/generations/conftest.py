@@ -50,6 +50,7 @@ def make(tmp_path) -> Make:
                 rank=rank,
                 world_size=world_size,
                 attempt=attempt,
+                portable=False,
                 written_at=1000.0 + step,
                 created_by="test",
                 file=ShardFile(SHARD, size, chunk, tuple(checksum(data[i : i + chunk]) for i in range(0, size, chunk))),

@@ -1,0 +1,186 @@
+"""Generations for other tools, and other tools' checkpoints as generations.
+
+Everything that is written here is durable on return and is never written over anything.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from powerguard.errors import CheckpointError, DirectoryError
+from powerguard.generations.disk import DISK
+from powerguard.generations.durable import fsync_path, persistently, trouble, write_all
+from powerguard.generations.names import generation_name
+from powerguard.generations.scan import Generation, look
+from powerguard.generations.seal import seal_if_whole
+from powerguard.generations.verify import verify
+from powerguard.train.blobs import Blob
+from powerguard.train.flush import Flusher
+from powerguard.train.layout import plan
+from powerguard.train.portable import Sharded, by_index, read_portable
+
+FORMATS = ("dcp", "torch", "safetensors")
+
+
+def export(
+    generation: Generation, target: str | Path, to: str, *, optimizer_names: str = "fqn", check: bool = True
+) -> tuple[str, ...]:
+    """Turns *generation* into *target*, which must not exist; durable on return. Returns what stayed out, in words.
+
+    *to*: "dcp" is a directory that stock ``dcp.load`` reads at any world size, "torch" a file for ``torch.load``,
+    "safetensors" a file with all tensors and nothing else. Memory: none for dcp; one assembled tensor at a time for
+    safetensors; all sharded tensors for torch. Raises CheckpointError where *generation* doesn't verify (unless *check*
+    is False), DirectoryError where *target* can't be written.
+    """
+    assert to in FORMATS
+    place = Path(target).absolute()
+    if place.exists():
+        raise DirectoryError(f"{place} exists already", todo="give a new name: nothing is overwritten")
+    problems = verify(generation) if check else []
+    if problems or not generation.whole:
+        words = "; ".join(map(str, problems[:3] or generation.problems[:3]))
+        raise CheckpointError(f"{generation.name} can't be exported: {words}")
+    portable = read_portable(generation, optimizer_names=optimizer_names)
+    state = {**portable.state, "powerguard": {"step": portable.step, "unit": portable.unit}}
+    try:
+        if to == "dcp":
+            _to_dcp(state, place)
+        elif to == "torch":
+            _to_torch(state, place)
+        else:
+            _to_safetensors(portable.state, place)
+    except OSError as error:
+        raise trouble(error, "can't export to", place) from error
+    return portable.left
+
+
+def _to_dcp(state: dict[str, Any], place: Path) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    from powerguard.train.dcp import DurableWriter, PortablePlanner, stand_ins
+
+    sharded: dict[int, Sharded] = {}
+    stood_in = stand_ins(state, sharded)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that no process group is there, is meant
+        save(stood_in, storage_writer=DurableWriter(place), planner=PortablePlanner(sharded), no_dist=True)
+
+
+def _to_torch(state: dict[str, Any], place: Path) -> None:
+    aside = place.with_name(f".{place.name}.{os.getpid()}.part")
+    try:
+        with open(aside, "xb") as file:
+            torch.save(_assembled(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(aside, place)
+    finally:
+        aside.unlink(missing_ok=True)
+    fsync_path(DISK, place.parent)
+
+
+def _assembled(value: Any) -> Any:
+    """*value* with whole tensors; mapped ones are copied out of their file, which torch.save would write whole."""
+    if isinstance(value, Sharded):
+        return value.assemble()
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _assembled(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_assembled(item) for item in value)
+    return value
+
+
+def _to_safetensors(state: dict[str, Any], place: Path) -> None:
+    tensors = dict(_flat("", state))
+    blobs = [Blob(name, _outline(value)) for name, value in tensors.items()]
+    layout = plan(blobs)
+    aside = place.with_name(f".{place.name}.{os.getpid()}.part")
+    try:
+        fd = persistently(partial(DISK.open, aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        try:
+            write_all(DISK, fd, layout.header, 0)
+            for part, value in zip(layout.parts, tensors.values(), strict=True):
+                write_all(DISK, fd, _bytes(value), part.offset)
+            DISK.fsync(fd)
+        finally:
+            DISK.close(fd)
+        DISK.rename(aside, place)
+    finally:
+        aside.unlink(missing_ok=True)
+    fsync_path(DISK, place.parent)
+
+
+def _flat(path: str, value: Any) -> list[tuple[str, torch.Tensor | Sharded]]:
+    """All tensors of a state, each with the path to it."""
+    if isinstance(value, (torch.Tensor, Sharded)):
+        return [(path, value)]
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        items = list(enumerate(value))
+    else:
+        return []
+    return [found for key, item in items for found in _flat(f"{path}.{key}" if path else str(key), item)]
+
+
+def _outline(value: torch.Tensor | Sharded) -> torch.Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+
+def _bytes(value: torch.Tensor | Sharded) -> memoryview:
+    tensor = value.assemble() if isinstance(value, Sharded) else value
+    if tensor.numel() == 0:
+        return memoryview(b"")
+    flat = tensor.contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def import_dcp(
+    source: str | Path, directory: str | Path, *, step: int | None = None, tag: str = "import"
+) -> Generation:
+    """Makes a sealed generation of the checkpoint that torch.distributed.checkpoint wrote at *source*.
+
+    Runs of any number of ranks can resume from it: each takes what it owns. Its top-level keys become the sources, an
+    optimizer's state by parameter name is turned into one by index. *step* may be left out for what `export` wrote.
+    Memory: two times the checkpoint. Raises CheckpointError where *source* can't be read.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+    if not (Path(source) / ".metadata").is_file():
+        raise CheckpointError(f"{source} is no DCP checkpoint: it has no .metadata")
+    state: dict[str, Any] = {}
+    try:
+        _load_state_dict(
+            state,
+            storage_reader=FileSystemReader(source),
+            planner=_EmptyStateDictLoadPlanner(),  # type: ignore[no-untyped-call]
+            no_dist=True,
+        )
+    except (CheckpointException, OSError) as error:
+        raise CheckpointError(f"{source} can't be read as a DCP checkpoint: {error}") from error
+    ours = state.pop("powerguard", None)
+    if step is None:
+        if not isinstance(ours, dict) or not isinstance(ours.get("step"), int):
+            raise CheckpointError(f"{source} doesn't say its step", todo="give the step")
+        step = ours["step"]
+    sources = {name: by_index(value) if isinstance(value, dict) else value for name, value in state.items()}
+    name = generation_name(step, tag)
+    flusher = Flusher(directory, rank=0, world_size=1, slots=1, reserve=False, portable=True)
+    try:
+        flusher.flush(sources, step, name)
+    finally:
+        flusher.close()
+    sealed = seal_if_whole(directory, name)
+    assert sealed.sealed
+    return look(sealed.path)

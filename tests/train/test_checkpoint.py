@@ -1,0 +1,148 @@
+"""The plain library: periodic saves without a daemon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from powerguard.errors import DirectoryError, StateError
+from powerguard.generations import scan
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def test_save_and_load(tmp_path):
+    """Two lines: saved, sealed, and back."""
+    from powerguard import checkpoint
+
+    state = {"w": torch.arange(5.0), "epoch": {"n": 3}}
+    try:
+        path = checkpoint.save(state, tmp_path, 7)
+        assert path.parent == tmp_path
+        assert [(7, True)] == [(g.step, g.sealed) for g in scan(tmp_path)]
+        state["w"].zero_()
+        state["epoch"]["n"] = 0
+        report = checkpoint.load(state, tmp_path)
+        assert report is not None
+        assert report.step == 7
+        assert torch.equal(state["w"], torch.arange(5.0))
+        assert state["epoch"] == {"n": 3}
+    finally:
+        checkpoint.close()
+
+
+def test_nothing_to_load_is_none(tmp_path):
+    """A first start finds nothing, and that is no error."""
+    from powerguard import checkpoint
+
+    try:
+        assert checkpoint.load({"a": 1}, tmp_path / "new") is None
+    finally:
+        checkpoint.close()
+
+
+def test_saving_in_the_background(tmp_path):
+    """Each save holds its own step's values, however fast they follow each other; old ones are retired."""
+    from powerguard.checkpoint import Checkpointer
+
+    w = torch.zeros(300_000)
+    with Checkpointer(tmp_path, keep=2) as saver:
+        for step in range(1, 9):
+            w.fill_(step)
+            saver.save_async({"w": w}, step)
+    assert [8, 7] == [g.step for g in scan(tmp_path)]
+    with Checkpointer(tmp_path) as saver:
+        w.zero_()
+        saver.load({"w": w})
+        assert w.eq(8).all()
+
+
+def test_the_same_step_twice(tmp_path):
+    """A second save at one step is a generation of its own, and the newer of the two."""
+    from powerguard.checkpoint import Checkpointer
+
+    with Checkpointer(tmp_path) as saver:
+        assert saver.save({"a": 1}, 5) != saver.save({"a": 2}, 5)
+        report = saver.load({"a": 0})
+    assert report is not None
+    assert report.values == {"a": 2}
+
+
+def test_a_later_start_saves_beside_what_is_there(tmp_path):
+    """After a restart from an older step, the same step is saved again without meeting the old one."""
+    from powerguard.checkpoint import Checkpointer
+
+    paths = []
+    for _ in range(2):
+        with Checkpointer(tmp_path) as saver:
+            paths.append(saver.save({"a": 1}, 5))
+    assert paths[0] != paths[1]
+    assert all(path.is_dir() for path in paths)
+
+
+def test_an_error_in_the_background_is_raised(tmp_path):
+    """A save that failed is told at the next save, or at the end, not swallowed."""
+    from powerguard.checkpoint import Checkpointer
+
+    saver = Checkpointer(tmp_path / "d")
+    saving = saver.save_async({"a": 1}, 1)
+    saving.result()
+    (tmp_path / "d" / saver._name(2)).write_text("a file in the way")
+    saver._names.clear()
+    saver.save_async({"a": 1}, 2)
+    with pytest.raises(DirectoryError):
+        saver.close()
+
+
+def test_several_ranks_need_a_name_in_common(tmp_path, monkeypatch):
+    """Started by hand without torch.distributed, ranks must be given an attempt: a guess could mix two runs."""
+    from powerguard.checkpoint import Checkpointer
+
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    with pytest.raises(StateError, match="attempt="):
+        Checkpointer(tmp_path, rank=0, world_size=2)
+    savers = [Checkpointer(tmp_path, rank=rank, world_size=2, attempt="a1") for rank in range(2)]
+    for rank, saver in enumerate(savers):
+        saver.save({"rank": rank}, 1)
+        assert [rank == 1] == [g.sealed for g in scan(tmp_path)]
+        saver.close()
+
+
+def test_torchrun_names_the_start(tmp_path, monkeypatch):
+    """Under torchrun, ranks have its run and restart count in common."""
+    from powerguard.checkpoint import Checkpointer
+
+    names = set()
+    for restart in ("0", "0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "abc")
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart)
+        with Checkpointer(tmp_path, rank=0, world_size=2) as saver:
+            names.add(saver.attempt)
+    assert len(names) == 2
+
+
+def run_main(*arguments: Any) -> int:
+    from powerguard.checkpoint import main
+
+    return main([str(argument) for argument in arguments])
+
+
+def test_the_command_line(tmp_path, capsys):
+    """Export and import from a shell; an operator's mistake is one line and an exit code."""
+    from powerguard.checkpoint import Checkpointer
+
+    with Checkpointer(tmp_path / "run") as saver:
+        path = saver.save({"model": torch.nn.Linear(2, 2)}, 5)
+    assert run_main("export", path, tmp_path / "dcp") == 0
+    assert run_main("export", tmp_path / "run", tmp_path / "x.safetensors", "--to", "safetensors") == 0
+    assert run_main("import", tmp_path / "dcp", tmp_path / "again", "--step", 5) == 0
+    assert [5] == [g.step for g in scan(tmp_path / "again")]
+    capsys.readouterr()
+    assert run_main("export", path, tmp_path / "dcp") == 8
+    assert run_main("export", tmp_path / "nothing", tmp_path / "out") == 12
+    assert run_main("import", tmp_path, tmp_path / "out", "--step", 5) == 12
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 3
+    assert all(line.startswith("powerguard: ") for line in errors)
