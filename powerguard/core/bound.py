@@ -22,7 +22,8 @@ FROZEN_PERIODS, FROZEN_S = 3.0, 180.0
 """Nothing changed for so many usual refreshes, and for so long: the values are stale though upsd says ok.
 
 Long, because whole minutes, whole percents and tenths of a volt do stand still on a big battery, and because every
-witness runs down meanwhile as if the rest were as bad as it can be."""
+witness runs down with the clock meanwhile: while much is left, standing still costs nothing."""
+FROZEN_LEFT = 0.5  # ... and for so much of what is left
 FROZEN_IDLE = 2.0  # at idle load less moves
 PERIOD_S = 20.0
 PARKED_BLIND_S = 60.0  # parked without a voltage: no longer than this
@@ -105,6 +106,7 @@ def blind_s(state: Runway, now: float) -> float:
     reading = state.reading
     reported = (reading.pollfreq_s or 0.0) / state.scale if reading is not None else 0.0
     allowed = max(FROZEN_PERIODS * max(state.period_s or PERIOD_S, reported), FROZEN_S)
+    allowed = max(allowed, FROZEN_LEFT * (draw.deadline - now))
     if draw.idle:
         allowed *= FROZEN_IDLE
     moving = any(value is not None for value in state.seen[:4])

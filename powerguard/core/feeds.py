@@ -41,6 +41,9 @@ class Power(Struct, frozen=True, omit_defaults=True):
     online_since: float | None = None  # enough feeds have been mains since
     runway_s: float | None = None  # at the present load; on line: what an outage from now on would surely give
     idle_runway_s: float | None = None  # with ranks parked
+    prior_s: float | None = (
+        None  # what was known beforehand, known from the first poll on: for a snapshot that can't wait
+    )
     save_now: str = ""  # why a save must start whatever the runway
     halt_now: str = ""  # why parked ranks should leave (only after `step_load` announced a park)
     fsd: str = ""  # who commands a forced shutdown
@@ -59,6 +62,11 @@ class _Alive(Struct, frozen=True):
     verdict: Verdict
     left_s: float | None
     idle_s: float | None
+
+    @property
+    def prior_s(self) -> float | None:
+        """What was known of it beforehand."""
+        return self.bound.evidence.get("prior_s")
 
 
 def absorb(policy: Policy, feeds: dict[str, Feed], samples: Iterable[Sample], now: float) -> dict[str, Feed]:
@@ -106,23 +114,24 @@ def view(policy: Policy, feeds: dict[str, Feed], now: float, *, save_s: float, h
     needed = policy.min_supplies
     if len(mains) >= needed:
         alive = [_alive(policy, feeds[name], answers[name], judged[name], now) for name in answers]
-        left, idle, by = _node_left(alive, needed, needed)
+        left, idle, prior, by = _node_left(alive, needed, needed)
         since = sorted(feeds[name].on_line_since or feeds[name].since for name in mains)[needed - 1]
         reason = f"{len(mains)} of {len(judged)} feeds on mains, {needed} needed"
-        return Power(False, None, since, left, idle, fsd=fsd, by=by, reason=reason, troubles=found)
+        return Power(False, None, since, left, idle, prior, fsd=fsd, by=by, reason=reason, troubles=found)
     others = "; ".join(verdict.why for verdict in judged.values() if verdict.supply is not Supply.MAINS)
     if not battery:
         reason = others or "no feed is configured"
         return Power(None, fsd=fsd, reason=reason, troubles=found)
     alive = [_alive(policy, feeds[name], answers[name], judged[name], now) for name in battery]
     short = needed - len(mains)
-    left, idle, by = _node_left(alive, short, needed)
+    left, idle, prior, by = _node_left(alive, short, needed)
     blind = sorted(each.bound.blind_s for each in alive)[min(short, len(alive)) - 1]
     return Power(
         on_battery=True,
         since=_since(judged, needed),
         runway_s=left,
         idle_runway_s=idle,
+        prior_s=prior,
         save_now=_spread([(each.feed.name, each.bound.save_now) for each in alive], short),
         halt_now=_spread([(each.feed.name, each.bound.halt_now) for each in alive], short),
         fsd=fsd,
@@ -143,14 +152,19 @@ def _alive(policy: Policy, feed: Feed, bound: Bound, verdict: Verdict, now: floa
     return _Alive(feed, bound, verdict, left, idle)
 
 
-def _node_left(alive: list[_Alive], short: int, needed: int) -> tuple[float | None, float | None, str]:
-    """(bound, idle bound, which feed binds): see the module's docstring; *short* of *alive* must live on."""
+_Left = tuple[float | None, float | None, float | None, str]
+"""(bound, idle bound, prior, which feed binds) of the node."""
+
+
+def _node_left(alive: list[_Alive], short: int, needed: int) -> _Left:
+    """See the module's docstring; *short* of *alive* must live on."""
     if len(alive) < short or not alive:
-        return 0.0, 0.0, "too few feeds live"
+        return 0.0, 0.0, 0.0, "too few feeds live"
     spread = (len(alive) + needed - short) / needed  # load of each survivor, to its load now
     left, by = _longest(alive, short, spread, [(each.left_s, each.feed.name, each.bound.by) for each in alive])
     idle, _ = _longest(alive, short, spread, [(each.idle_s, each.feed.name, each.bound.by) for each in alive])
-    return left, idle, by
+    prior, _ = _longest(alive, short, spread, [(each.prior_s, each.feed.name, "prior") for each in alive])
+    return left, idle, prior, by
 
 
 def _longest(

@@ -105,8 +105,8 @@ def absorb(policy: Policy, feed: FeedPolicy, state: Runway, reading: Reading, no
         mains = _on_line(mains, reading, policy.time_scale, dt)
     new = Runway(
         policy.time_scale, now, now, now if fresh or state.changed_at < 0.0 else state.changed_at, True, blind,
-        period, seen, lacking, on, reading, mains, draw, state.last, state.discharges, state.ended, state.ended_at,
-        state.recover_at, idle_ratio,
+        period, seen, lacking, on, reading, mains, draw, state.last, state.discharges,
+        state.ended if now - state.ended_at < FLAP_S else None, state.ended_at, state.recover_at, idle_ratio,
     )  # fmt: skip
     return _end(new, draw, feed, now) if draw is not None and on is False else new
 

@@ -464,6 +464,17 @@ def test_blind_on_one_feed_of_two_is_not_blind():
     assert "no fresh value" in node.say(30, a=Comm.STALE, b=Comm.STALE).save_now
 
 
+def test_what_was_known_beforehand_is_told_from_the_first_poll():
+    """While the runway is still unknown the prior isn't: a snapshot that can't wait has something to go by."""
+    node = Node()
+    node.say(15, a="OL")
+    power = node.drain(4.0, a="OB")
+
+    assert power.runway_s is None
+    assert power.settling_s > 10.0
+    assert power.prior_s == pytest.approx(0.38 * 1200.0, abs=10.0)
+
+
 # ---- plumbing -------------------------------------------------------------------------------------
 
 
