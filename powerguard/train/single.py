@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
+import multiprocessing.util
 import os
+import sys
+import traceback
 from typing import Protocol
 
 from powerguard.errors import UsageError
@@ -34,6 +38,9 @@ def claim(guard: Guarding) -> None:
     """*guard* is this process's, and is kept alive until it is released."""
     global _current
     _current = guard
+    if multiprocessing.parent_process() is not None:
+        # a process of multiprocessing (torch.multiprocessing.spawn) ends without atexit, through its own finalizers
+        multiprocessing.util.Finalize(None, _at_exit, exitpriority=-100)
 
 
 def release(guard: Guarding) -> None:
@@ -50,6 +57,8 @@ def _in_child() -> None:
 
 def _at_exit() -> None:
     if _current is not None:
+        if sys.exc_info()[0] not in (None, SystemExit) and multiprocessing.parent_process() is not None:
+            traceback.print_exc()  # it may be the last chance
         _current.at_exit()
 
 
