@@ -618,13 +618,21 @@ def test_a_flap_of_the_link_does_not_start_the_silence_anew():
 
 
 def test_values_that_stand_still_for_long_are_silence():
-    """Readable and frozen: after three minutes, or half of what is left, the values are stale, whatever upsd says."""
+    """Readable and frozen: after three minutes the values are stale, whatever upsd says."""
     story = Story().mains()
     still = {"charge_pct": 80.0, "runtime_s": 800.0, "load_pct": 50.0, "voltage": 25.0}
-    early, late = story.drain(190.0, **still)[-1], story.drain(30.0, **still)[-1]
 
-    assert "no fresh value" not in early.save_now
-    assert "no fresh value" in late.save_now
+    assert "no fresh value" not in story.drain(170.0, **still)[-1].save_now
+    assert "no fresh value" in story.drain(30.0, **still)[-1].save_now
+
+
+def test_a_big_battery_may_stand_still():
+    """While more than twice the frozen time is left, values that stand still are no silence: they run down anyway."""
+    story = Story(age_y=0.0).mains(runtime_s=9000.0)
+    said = story.drain(600.0, charge_pct=95.0, runtime_s=8000.0, load_pct=50.0, voltage=25.6)[-1]
+
+    assert "no fresh value" not in said.save_now
+    assert left(said) > 1000.0
 
 
 def test_status_alone_does_not_count_as_frozen():
