@@ -58,7 +58,7 @@ test: setup-nut $(STAMP)/dev   ## sets up, then all tests, real parts included
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest
 
 drill: $(STAMP)/drill   ## sets up, then a blackout on this machine: simulated UPS, real daemon, real ranks
 	$(BIN)/powerguard drill blackout $(if $(JSON),--json)
