@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ _CLICK_ERROR: type[Exception] = next(
 HELP = "Saves training runs when the mains fail: early and reversibly; halts late and for good."
 
 
+@functools.cache
 def build() -> typer.Typer:
     """The application with every command that can be had here."""
     app = typer.Typer(

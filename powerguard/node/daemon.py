@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+from collections.abc import Callable
 
 import structlog
 from msgspec.structs import replace
@@ -141,7 +142,7 @@ class Daemon:
         self._greet(seen, now)
         if decision.state.phase is not before.phase:
             parts.count(f"phase_{decision.state.phase.value}")
-        self._care(now)
+        self._guarded("looking after the shell", lambda: self._care(now))
         if self._stopping and self._may_leave(now):
             self._exit_code = 0
         parts.notify.watchdog(f"{decision.state.phase.value}: {decision.reason}")
@@ -191,8 +192,15 @@ class Daemon:
             log.warning("powering off", why=action.reason, method=self._parts.power.way.name, always=True)
             self._parts.count("halt")
             if self._parts.power.way.real:
-                self._parts.system.let_go()  # or logind would wait for ourselves
+                self._guarded("giving up the shutdown lock", self._parts.system.let_go)  # or logind waits for us
             self._parts.power.halt(action.reason)
+
+    def _guarded(self, what: str, deed: Callable[[], object]) -> None:
+        """Does what isn't deciding or acting: its faults are said, and end nothing."""
+        try:
+            deed()
+        except Exception as err:
+            log.error("failed", what=what, why=f"{type(err).__name__}: {err}", exc_info=err)
 
     def _send(self, send: Send) -> None:
         try:

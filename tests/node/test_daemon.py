@@ -443,6 +443,26 @@ def test_a_broken_bus_ends_nothing(tmp_path):
     assert bench.disk.newest(2) == bench.ranks[0].step
 
 
+class BrokenSystem(System):
+    """Lock and GPUs that fail whenever they are touched."""
+
+    def follow(self, *_: object) -> None:
+        raise RuntimeError("GPU is on fire")
+
+    def let_go(self) -> None:
+        raise OSError("no lock")
+
+
+def test_a_broken_surrounding_stops_neither_flush_nor_halt(tmp_path):
+    """Shutdown lock and GPUs may fail in any way: it is said, and the node still saves and powers off."""
+    bench = Bench(tmp_path)
+    bench.parts.system = BrokenSystem()
+    blackout(bench)
+
+    assert [rank.left_with for rank in bench.ranks] == [75, 75]
+    assert len(bench.way.reasons) == 1
+
+
 def test_a_dead_reader_is_started_anew(tmp_path):
     """The thread of a UPS may die: within a second there is another one."""
     bench = Bench(tmp_path)
