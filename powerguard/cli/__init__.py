@@ -39,9 +39,9 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as err:
-        if debug:
+        if debug or arguments[:1] == ["run"]:  # a service's standard error is its log: there it is kept
             traceback.print_exc()
-            return 1
+            return PowerguardError.exit_code
         return _unexpected(err)
 
 
