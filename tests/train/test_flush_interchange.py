@@ -55,6 +55,36 @@ def test_a_reader_that_isn_t_ours_opens_a_shard(flusher, save, trained):
     assert (8 + header) % 4096 == 0
 
 
+def test_a_reader_written_from_the_document_reads_a_generation(flusher, save, trained):
+    """docs/format.md suffices: JSON, xxh3 and any safetensors reader find and prove every weight."""
+    import json
+
+    import xxhash
+    from safetensors import safe_open
+
+    folder = save(flusher(), trained, 1).path
+
+    def read(path: Path) -> dict[str, Any]:
+        data = path.read_bytes()
+        value = json.loads(data)
+        digest = value["digest"].encode()
+        assert xxhash.xxh3_128_hexdigest(data.replace(digest, b"0" * 32, 1)) == value["digest"]
+        return value  # type: ignore[no-any-return]
+
+    seal = read(folder / "seal.json")
+    assert (seal["generation"], seal["world_size"]) == (folder.name, 1)
+    record = read(folder / seal["shards"][0]["path"] / "record.json")
+    assert record["digest"] == seal["shards"][0]["digest"]
+    path = folder / "rank-00000" / record["file"]["name"]
+    data, size = path.read_bytes(), record["file"]["chunk_bytes"]
+    assert [xxhash.xxh3_128_hexdigest(data[at : at + size]) for at in range(0, len(data), size)] == record["file"][
+        "sums"
+    ]
+    with safe_open(path, framework="pt") as file:
+        for name, node in record["state"]["model"]["stateful"]["value"]["ordered"]:
+            assert same(file.get_tensor(node["tensor"]["ref"]), trained["model"].state_dict()[name])
+
+
 def test_every_dtype_is_in_the_shard_as_others_know_it(flusher, save):
     """fp8 by its name, complex as pairs of floats, what readers don't know as bytes."""
     from safetensors import safe_open
