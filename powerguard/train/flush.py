@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from powerguard.core.messages import ShardRecord
 from powerguard.errors import DirectoryError, StateError
@@ -32,6 +32,7 @@ from powerguard.generations.names import parse_generation, rank_name
 from powerguard.generations.retire import retire, sweep
 from powerguard.generations.scan import Generation, latest
 from powerguard.train import rng
+from powerguard.train.answers import Readiness, Written
 from powerguard.train.blobs import Blob
 from powerguard.train.commit import Shard, commit
 from powerguard.train.foresee import foreseen_bytes
@@ -48,30 +49,6 @@ __all__ = ["Cancelled", "Flusher", "LoadReport", "Readiness", "Staged", "Written
 
 SLOTS = 2
 """One being written, one being staged."""
-
-
-class Readiness(Struct, frozen=True):
-    """What `prepare` made and measured; the times are None where nothing was written."""
-
-    state_bytes: int
-    capacity_bytes: int  # of one slot, in memory and on disk
-    memory_bytes: int  # of the arena
-    slots: int
-    reserved: int  # saves that disk space is reserved for
-    writer: str
-    stage_s: float | None = None
-    write_s: float | None = None
-    fsync_s: float | None = None
-    warnings: tuple[str, ...] = ()
-
-
-class Written(Struct, frozen=True):
-    """A durable rank folder. *fsync_s* is all that came after the data was handed to the kernel."""
-
-    record: ShardRecord
-    write_s: float
-    fsync_s: float
-    bytes: int
 
 
 class Flusher:

@@ -75,7 +75,8 @@ class Copy:
         outcomes = [pool.submit(work) for _ in range(helpers)]
         work()
         for outcome in outcomes:
-            outcome.result()
+            if not outcome.cancel():  # a helper that never started (the pool is busy writing) isn't waited for
+                outcome.result()
 
 
 def _is_plain(blob: Blob) -> bool:

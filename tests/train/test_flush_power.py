@@ -211,6 +211,32 @@ def test_a_full_file_system_still_takes_two_saves(volume):
     assert check(directory, 2) == 2
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.*")
+def test_an_export_survives_a_cut(volume):
+    """What `export` returned from is there after the power went at once, in each format."""
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import load_file
+
+    from powerguard.train.export import export
+    from powerguard.train.flush import Flusher
+
+    flusher = Flusher(volume.path / "run", rank=0, world_size=1, reserve=False)
+    _, written = flusher.flush(state_of(5), 5, generation_name(5, "x"))
+    flusher.close()
+    seal(volume.path / "run", generation_name(5, "x"), step=5, world_size=1, shards=[written.record])
+    for to in ("dcp", "torch", "safetensors"):
+        generation = latest(volume.path / "run").generation
+        assert generation is not None
+        export(generation, volume.path / to, to)
+        volume.cut(WITHOUT_LOG)
+        volume.reboot()
+    state = {"w": torch.zeros(SIZE)}
+    dcp.load(state, checkpoint_id=volume.path / "dcp", no_dist=True)
+    assert state["w"].eq(5).all()
+    assert torch.load(volume.path / "torch")["w"].eq(5).all()
+    assert load_file(volume.path / "safetensors")["w"].eq(5).all()
+
+
 def fill_up(path: Path) -> None:
     """Takes every free block."""
     libc = ctypes.CDLL(None)
