@@ -30,8 +30,9 @@ from powerguard.train.identity import DEFAULT_SOCKET, Identity, find_identity
 from powerguard.train.leaver import Leaver
 from powerguard.train.link import Link
 from powerguard.train.listener import Listener
-from powerguard.train.log import logger
+from powerguard.train.log import Log
 from powerguard.train.page import SharedPage
+from powerguard.train.stand import stand
 from powerguard.train.verdict import GO, Mutating, Verdict
 
 __all__ = ["GO", "Guard", "Verdict", "attach"]
@@ -105,7 +106,7 @@ class Guard:
         self.closed = False
         self._pid = os.getpid()
         self._foreign = False  # a forked child of the process that attached
-        self._log = logger(job=identity.job, rank=identity.rank)
+        self._log = Log(job=identity.job, rank=identity.rank)
         self._step = -1
         self._armed = False
         self._mutating = Mutating()
@@ -189,8 +190,6 @@ class Guard:
                 "boundary() was called in a forked child of the process that attached the guard",
                 todo="call it in the training process only",
             )
-        from powerguard.train.stand import stand
-
         verdict = stand(self._desk, self._saver, int(step), self._say)
         if verdict and self._leaver is not None:
             self._leaver.start(verdict.code)

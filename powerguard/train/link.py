@@ -108,18 +108,17 @@ class Link:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            context = zmq.Context()
-            try:
-                self._serve(context)
-            except Exception as error:
-                self._ear.trouble(error)
-            finally:
-                self._disconnected()
-                context.destroy(linger=BYE_LINGER_MS)
+            with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+                try:
+                    with self._open(socket) as monitor:
+                        self._serve(socket, monitor)
+                except Exception as error:
+                    self._ear.trouble(error)
+                socket.disable_monitor()
+            self._disconnected()
             self._stopping.wait(1.0)
 
-    def _serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        socket, monitor = self._open(context)
+    def _serve(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         alone_at = time.monotonic() + ALONE_S
         poller = zmq.Poller()
         for source in (socket, monitor, self._bell):
@@ -140,8 +139,8 @@ class Link:
                 self._ear.alone(self.path)
                 alone_at += 3600.0
 
-    def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    def _open(self, socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+        """Connects *socket*; returns its monitor."""
         for option, value in (
             (zmq.IDENTITY, self._identity),
             (zmq.LINGER, BYE_LINGER_MS),
@@ -153,7 +152,7 @@ class Link:
             socket.setsockopt(option, value)
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         socket.connect(f"ipc://{self.path}")
-        return socket, monitor
+        return monitor
 
     def _pause_s(self) -> float:
         now = time.monotonic()

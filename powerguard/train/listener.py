@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 import powerguard
 from powerguard.core.messages import Beat, Exit, FromRank, Hello, Resume, Seal, Sealed, SealWritten, ToRank
 from powerguard.train.desk import Desk
 from powerguard.train.identity import Identity
 from powerguard.train.leaver import Leaver
+from powerguard.train.log import Log, explain
 from powerguard.train.pace import StepWatch
-from powerguard.train.saver import Saver, explain
+
+if TYPE_CHECKING:  # it needs torch
+    from powerguard.train.saver import Saver
 
 SAY_AGAIN_S = 60.0
 
@@ -21,7 +24,7 @@ class Listener:
     """The link's ear."""
 
     def __init__(
-        self, identity: Identity, desk: Desk, saver: Saver, leaver: Leaver | None, *, page: str, log: Any
+        self, identity: Identity, desk: Desk, saver: Saver, leaver: Leaver | None, *, page: str, log: Log
     ) -> None:
         self._identity, self._desk, self._saver, self._leaver = identity, desk, saver, leaver
         self._page, self._log = page, log

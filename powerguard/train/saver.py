@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from powerguard.core.follow import Deed, Save
 from powerguard.core.messages import Failed, Seal, Sealed, SealWritten, Shard, Staged
@@ -19,9 +19,8 @@ from powerguard.errors import PowerguardError
 from powerguard.generations.seal import seal
 from powerguard.train.flush import Cancelled, Flusher, Written
 from powerguard.train.flush import Staged as Copied
+from powerguard.train.log import Log, explain
 from powerguard.train.pace import PaceMeter
-
-WHY_CHARS = 500
 
 
 class MeteredFlusher(Flusher):
@@ -104,7 +103,7 @@ class Saver:
     """Saves *state* through *flusher*, for its owner's orders; keeps *keep* generations."""
 
     def __init__(
-        self, flusher: MeteredFlusher, state: Mapping[str, object], book: Book, *, keep: int, log: Any
+        self, flusher: MeteredFlusher, state: Mapping[str, object], book: Book, *, keep: int, log: Log
     ) -> None:
         self.flusher, self.state, self.keep = flusher, state, keep
         self._book, self._log = book, log
@@ -266,9 +265,3 @@ class Saver:
         if self._writer.idle(0.0) and self._sealer.idle(0.0):
             with contextlib.suppress(PowerguardError):
                 self.flusher.close()
-
-
-def explain(error: BaseException) -> str:
-    """An exception in one line that fits into a message."""
-    text = str(error) if isinstance(error, PowerguardError) else f"{type(error).__name__}: {error}"
-    return " ".join(text.encode("utf-8", "replace").decode().split())[:WHY_CHARS]

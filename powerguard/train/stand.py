@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from powerguard.core.follow import Go, Hold, Leave, Park, Rest, Save, Todo
 from powerguard.core.messages import Quiesced
 from powerguard.errors import EXIT_REQUEUE
 from powerguard.train.desk import Desk
-from powerguard.train.saver import Saver
 from powerguard.train.verdict import GO, Verdict
+
+if TYPE_CHECKING:  # it needs torch
+    from powerguard.train.saver import Saver
 
 PARK_ALONE_S = 120.0
 """Parked, and no daemon connected for so long: it won't come back, and the mains may have. Training goes on."""

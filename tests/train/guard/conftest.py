@@ -150,7 +150,9 @@ def daemon(tmp_path: Path, policy: Policy) -> Iterator[Daemon]:
 
 
 NURSERY = multiprocessing.get_context("forkserver")
-NURSERY.set_forkserver_preload(["torch", "powerguard.train.guard", "powerguard.train.saver", "powerguard.train.resume"])
+NURSERY.set_forkserver_preload(
+    ["torch", "torch._dynamo", "powerguard.train.guard", "powerguard.train.saver", "powerguard.train.resume"]
+)
 
 
 class Process:
