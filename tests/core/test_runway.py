@@ -220,10 +220,11 @@ def test_a_runtime_that_cannot_be_is_no_witness(values):
 # ---- charge ---------------------------------------------------------------------------------------
 
 
-def test_the_charge_witness_needs_three_steps():
+@pytest.mark.parametrize("load_pct", [jitter, 50.0])
+def test_the_charge_witness_needs_three_steps(load_pct):
     """Three steps after the first change seen make a slope, (charge - 8) / slope; two make none."""
     story = Story().mains(voltage=None)
-    said = story.drain(120.0, charge_pct=lambda t: 99.0 - (t + 4.0) // 10.0, load_pct=jitter)
+    said = story.drain(120.0, charge_pct=lambda t: 99.0 - (t + 4.0) // 10.0, load_pct=load_pct)
     speaks = [round(2.0 * (i + 1)) for i, each in enumerate(said) if "charge_s" in each.evidence]
 
     assert 46 == speaks[0]  # changes at 16, 26, 36 and 46 s
