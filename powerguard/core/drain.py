@@ -18,11 +18,13 @@ from powerguard.core.evidence import (
     CHARGE_FROM_S,
     RUNTIME_FROM_S,
     RUNTIME_LOAD_EXPONENT,
+    VOLT_FROM_S,
     VOLT_LOW,
     Charge,
     Firmware,
     Voltage,
     charge_says,
+    level_s,
     runtime_says,
     see_charge,
     see_runtime,
@@ -46,6 +48,11 @@ LOAD_LEAST = 0.10  # below, firmware runtimes are fiction (APC FAQ000246147; 655
 RUNTIME_MOST_S = 64800.0
 LOADED_V = (1.2, 2.16)  # per cell on battery
 POLLFREQ_S, ARRIVED_S = 30.0, 2.0  # after NUT's default pollfreq and a poll, values that are the same are the battery's
+PLATEAU_V = 1.95  # per cell under load: at full load six minutes are left (Eaton's table), at less load more
+PLATEAU_SHARE = 0.5  # of what voltage and plain runtime say; rates of a gauge or a runtime alone don't go below it
+CAP_VOLTS_S = 16.0  # a power cap moves the voltage less than a transfer: it is waited for so much less
+SETTLE_FASTER = 3.0  # after our own step the mean of the load follows so many times as fast
+SLOW_S = 8.0  # a UPS that refreshes more seldom shows the load after a step in one value
 ALIVE_S = 45.0  # a voltage not refreshed for longer is no second witness
 
 
@@ -125,14 +132,18 @@ def _measure(poll: Poll, draw: Draw, arrived: bool) -> tuple[Draw, Load]:
         share = max(capacity.LOAD_MIN, reading.load_pct / 100.0)
         anew = (arrived and not draw.arrived) or (was.remeasure and poll.fresh)
         if draw.settle:
-            watched = see_load(Load(was.mean), share, now, dt=poll.dt, anew=anew, left=0.0)
+            watched = see_load(Load(was.mean), share, now, dt=SETTLE_FASTER * poll.dt, anew=anew, left=0.0)
             load = Load(watched.mean, was.ref, remeasure=was.remeasure and not anew)
         else:
             load = see_load(was, share, now, dt=poll.dt, anew=anew, left=max(0.0, draw.deadline - now))
             if load.ref != was.ref:
                 return _stepped(poll, draw, load), load
-    if draw.settle and now - draw.stepped_at >= IDLE_FROM_S:
-        load = Load(load.mean, load.mean)
+    after = now - draw.stepped_at
+    if draw.settle and after >= IDLE_FROM_S and (poll.fresh or after >= IDLE_FROM_S + poll.period):
+        mean = load.mean
+        if poll.period > SLOW_S and reading.load_pct is not None:
+            mean = max(capacity.LOAD_MIN, reading.load_pct / 100.0)
+        load = Load(mean, mean)
         return _settled(poll, draw, load), load
     return draw, load
 
@@ -143,7 +154,10 @@ def _counters(poll: Poll, draw: Draw, load: Load, arrived: bool) -> tuple[Charge
     t = now - draw.since
     charge, firmware = draw.charge, draw.firmware
     if reading.charge_pct is not None:
-        settled = draw.arrived and t >= CHARGE_FROM_S  # not in the poll in which the mains' value is replaced
+        # Not in the poll in which the mains' value is replaced; and where a voltage watches, not while a gauge that
+        # is made of loaded volts plunges (population: up to 40 points in the first half minute of a healthy battery).
+        watched = draw.volts.value > 0.0 and poll.mains.volts_sane is True
+        settled = draw.arrived and t >= (VOLT_FROM_S if watched else CHARGE_FROM_S)
         charge = see_charge(charge, reading.charge_pct, now, settled=settled, floor=_floor(draw))
     runtime = reading.runtime_s
     if runtime is None or reading.overload or not 0.0 <= runtime < RUNTIME_MOST_S:
@@ -177,7 +191,16 @@ def _level(poll: Poll, draw: Draw) -> Voltage:
     cell = reading.voltage / cells
     if not LOADED_V[0] <= cell <= LOADED_V[1]:
         return draw.volts
-    return see_voltage(draw.volts, cell, poll.now, dt=poll.dt, since_step=poll.now - draw.stepped_at, fresh=poll.fresh)
+    since_step = _since_step(draw, poll.now)
+    return see_voltage(draw.volts, cell, poll.now, dt=poll.dt, since_step=since_step, fresh=poll.fresh)
+
+
+def _since_step(draw: Draw, now: float) -> float:
+    """Seconds since the load stepped, as far as the voltage minds."""
+    after = now - draw.stepped_at
+    if draw.carry_factor < 1.0 and not draw.idle:
+        after = min(now - draw.since, after + CAP_VOLTS_S)
+    return after
 
 
 def _prior_s(poll: Poll, draw: Draw, charge: Charge, *, used: float, rated: float, basis: str) -> float:
@@ -217,11 +240,13 @@ def _combine(
     both = counted and seen and trusted
     factor = IDLE if draw.idle else BOTH if both else ONE
     at, by = math.inf, ""
+    least = _least(draw, firmware, volts, now, factor) if both and not draw.idle else -math.inf
     if charge.seconds >= 0.0:
         rises = (load.ref / load.mean) ** RUNTIME_LOAD_EXPONENT if load.mean > load.ref > 0.0 else 1.0
-        at, by = charge.at + factor * charge.seconds * rises, "charge"
+        at, by = max(least, charge.at + factor * charge.seconds * rises), "charge"
     if firmware.seconds >= 0.0:
         by_runtime = firmware.at + factor * firmware.seconds * (RECENT_RUNTIME if draw.recent else 1.0)
+        by_runtime = max(least, by_runtime)
         if by_runtime < at:
             at, by = by_runtime, "runtime"
     if volts.seconds >= 0.0:
@@ -231,9 +256,27 @@ def _combine(
     if by and draw.idle:
         return at, by
     learned = poll.feed.learned_phi is not None
+    if not by and seen and trusted and not draw.idle and not learned:
+        # The voltage waits for the dip of the transfer to pass. Alone it is no less than a prior even so: a dip is low.
+        return now + ONE * level_s(volts.value), "voltage"
     if prior_at < at and (not both or learned):
         return prior_at, "learned capacity" if learned else "prior"
     return at, by
+
+
+def _least(draw: Draw, firmware: Firmware, volts: Voltage, now: float, factor: float) -> float:
+    """The instant below which no *rate* takes the bound while the voltage is on its plateau.
+
+    A gauge that plunges and a runtime that wobbles with the load look like a fast discharge; the voltage, which is
+    independent of both, doesn't agree. Levels are believed in full: this one, and the runtime itself.
+    """
+    if volts.seconds < 0.0 or volts.value < PLATEAU_V:
+        return -math.inf
+    left = volts.at + volts.seconds - now
+    if firmware.seconds >= 0.0:
+        plain = firmware.seconds * firmware.kappa * (RECENT_RUNTIME if draw.recent else 1.0)
+        left = min(left, firmware.at + plain - now)
+    return now + factor * PLATEAU_SHARE * max(0.0, left)
 
 
 def _median(a: float, b: float, c: float) -> float:
