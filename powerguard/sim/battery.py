@@ -34,6 +34,7 @@ class UpsSpec(Struct, frozen=True):
     phi: float = 1.0  # present capacity as a share of the new battery's
     resistance: float = 1.0  # on top of what *phi* implies
     weakest: float = 1.0  # the worst block's capacity as a share of the others'
+    opens: bool = False  # it fails open when exhausted, else it is forced through
     soc: float = 1.0  # charge at the start
     cutoff_v: float | None = None  # volts per cell; None = the chemistry's
     losses: Losses = Losses()
@@ -86,6 +87,7 @@ def _cells(spec: UpsSpec) -> Cells:
         cutoff_v=spec.cutoff_v,
         weakest=spec.weakest,
         blocks=spec.blocks,
+        opens=spec.opens,
         tau_s=spec.tau_s,
     )
 

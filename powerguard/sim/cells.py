@@ -17,7 +17,8 @@ import math
 from msgspec import Struct
 from msgspec.structs import replace
 
-_EMPTY_H = 0.02  # a weak block below this share of its own available well drops the whole string
+_EMPTY_H = 0.02  # a weak block below this share of its own available well is exhausted ...
+_REVERSED_V = -0.2  # ... and shows this per cell while the others force their current through it
 
 
 class Chemistry(Struct, frozen=True):
@@ -66,16 +67,16 @@ class Cells(Struct, frozen=True):
     cutoff_v: float
     missing_s: float  # the weakest block holds this much less than the rest
     blocks: int = 4  # 12 V blocks in series: a weak one shows in the string's volts by its share
+    opens: bool = False  # the weakest block fails open when it is exhausted, and takes the string with it
 
     @property
     def full_s(self) -> float:
         """Both wells of a charged string."""
         return self.capacity_s * self.phi
 
-    @property
-    def weak_floor_s(self) -> float:
-        """The available level, in seconds, at which the weakest block gives up; 0 if all are alike."""
-        return self.missing_s * (1.0 - _EMPTY_H) + _EMPTY_H * self.full_s if self.missing_s else 0.0
+    def weakest_head(self, head: float) -> float:
+        """The head of the weakest block when the others are at *head*: the same current has passed through all."""
+        return (head * self.full_s - self.missing_s) / (self.full_s - self.missing_s)
 
 
 def build(
@@ -87,6 +88,7 @@ def build(
     cutoff_v: float | None = None,
     weakest: float = 1.0,
     blocks: int = 4,
+    opens: bool = False,
     tau_s: float | None = None,
 ) -> Cells:
     """A string that, new and charged, carries full load for *full_load_s*; then aged to *phi* of its capacity.
@@ -102,7 +104,7 @@ def build(
     capacity = (full_load_s + lag) / (1.0 - head_at(new, 1.0, chemistry.cutoff_v))
     aged_r = new_r * resistance * (1.0 + 0.8 * (1.0 / phi - 1.0))
     cutoff = chemistry.cutoff_v if cutoff_v is None else cutoff_v
-    return Cells(chemistry, capacity, phi, aged_r, cutoff, capacity * phi * (1.0 - weakest), blocks)
+    return Cells(chemistry, capacity, phi, aged_r, cutoff, capacity * phi * (1.0 - weakest), blocks, opens)
 
 
 def _lag(chemistry: Chemistry, seconds: float) -> float:
@@ -118,14 +120,29 @@ def volts(cells: Cells, head: float, dc: float) -> float:
     return kind.rest_v - kind.slope_v * spent - knee - cells.r_v * dc * (1.0 + 0.06 * spent)
 
 
+def string_volts(cells: Cells, head: float, dc: float) -> float:
+    """`volts` in the mean over a string that may hold one weak block; far below any cut-off if that has opened."""
+    healthy = volts(cells, head, dc)
+    if not cells.missing_s:
+        return healthy
+    own = cells.weakest_head(head)
+    if own > _EMPTY_H:
+        weak = volts(cells, own, dc)
+    elif cells.opens:
+        return 0.0
+    else:
+        weak = _REVERSED_V
+    return healthy + (weak - healthy) / cells.blocks
+
+
 def head_at(cells: Cells, dc: float, cell_v: float) -> float:
-    """The head at which the cells show *cell_v* under *dc*; 0 if they run empty above it, 1 if they never reach it."""
+    """The head at which the string shows *cell_v* under *dc*; 0 if it runs empty above it, 1 if it never reaches it."""
     low, high = 0.0, 1.0
-    if volts(cells, low, dc) >= cell_v:
+    if string_volts(cells, low, dc) >= cell_v:
         return low
     for _ in range(30):
         middle = (low + high) / 2.0
-        if volts(cells, middle, dc) > cell_v:
+        if string_volts(cells, middle, dc) > cell_v:
             high = middle
         else:
             low = middle
@@ -186,20 +203,12 @@ class Battery:
         if kind.dip_v and self.loaded_s < 10.0 * kind.dip_s:
             x = self.loaded_s / kind.dip_s
             dip = kind.dip_v * dc * x * math.exp(1.0 - x)
-        cells, head = self.cells, self.head
-        string = volts(cells, head, dc)
-        if cells.missing_s:
-            own = (head * cells.full_s - cells.missing_s) / (cells.full_s - cells.missing_s)
-            string += (volts(cells, own, dc) - string) / cells.blocks
-        return string - dip
+        return string_volts(self.cells, self.head, dc) - dip
 
     def flat(self, dc: float) -> bool:
-        """The string can't carry *dc*: cut-off voltage, an empty well, or a block that gave up."""
-        cells = self.cells
-        head_s = self.held_s - (1.0 - cells.chemistry.c) * self.lag_s
-        if head_s <= cells.weak_floor_s:
-            return True
-        return volts(cells, head_s / cells.full_s, dc) <= cells.cutoff_v
+        """The string can't carry *dc*: cut-off voltage, an empty well, or a block that opened."""
+        head = self.head
+        return head <= 0.0 or string_volts(self.cells, head, dc) <= self.cells.cutoff_v
 
     def lasts_s(self, dc: float, at_most_s: float = 1e6) -> float:
         """Seconds until `flat` at constant *dc* from now; the truth that firmware can only guess."""
@@ -207,7 +216,6 @@ class Battery:
         if self.flat(dc):
             return 0.0
         floor = head_at(cells, dc, cells.cutoff_v) * cells.full_s
-        floor = max(floor, cells.weak_floor_s)
         settled = dc * kind.tau_s / kind.c
         low, high = 0.0, min(at_most_s, self.held_s / dc)
         for _ in range(40):

@@ -239,7 +239,7 @@ def outage(seed: int, market: tuple[Model, ...], n: int, flaws: Flaws = FLAWS["n
     phi, life_y = health(rng, age_y, model.spec.chemistry)
     weak_share = min(0.08, 0.01 + 0.01 * age_y / life_y if age_y < life_y else 0.02 + 0.12 * (age_y / life_y - 1.0))
     weak = rng.random() < (weak_share if model.spec.chemistry == "vrla" else weak_share / 4)
-    weakest = rng.uniform(0.03, 0.45)
+    weakest, opens = rng.uniform(0.03, 0.45), rng.random() < 1.0 / 3.0
     recent = rng.random() < 0.12
     soc = rng.uniform(0.25, 0.95)
     measured = (phi * weakest) if weak and rng.random() < 0.7 else phi  # the others came after the calibration
@@ -249,6 +249,7 @@ def outage(seed: int, market: tuple[Model, ...], n: int, flaws: Flaws = FLAWS["n
         age_y=age_y,
         phi=phi,
         weakest=weakest if weak else 1.0,
+        opens=opens,
         soc=soc if recent else 1.0,
         firmware=replace(model.spec.firmware, belief=_belief(rng, model, phi)),
     )

@@ -119,6 +119,24 @@ def test_age_and_weak_blocks_never_lengthen_the_life(phi, weakest, load):
     assert weak <= aged <= new + 1e-6
 
 
+@pytest.mark.parametrize(("blocks", "opens", "fatal"), [(4, False, True), (20, False, False), (20, True, True)])
+def test_what_a_weak_block_does(blocks: int, opens: bool, fatal: bool):
+    """An exhausted block of four takes the string below its cut-off; one of twenty costs a tenth of a volt per cell,
+    which shows, unless it opens: then all is over without a word."""
+    spec = UpsSpec(blocks=blocks, weakest=0.3, opens=opens)
+    [(healthy, _)] = run_flat(replace(spec, weakest=1.0), 60)
+    ups, shown, end = SimUps(spec, 1, load_pct=60), [], 0.0
+    while ups.alive:
+        ups.step(1.0, mains=False, load_pct=60)
+        end += 1.0
+        shown.append(float(ups.variables()["battery.voltage"]) / spec.series)
+
+    assert (end < 0.4 * healthy) == fatal
+    if not fatal:
+        fall = max(before - after for before, after in zip(shown[60:], shown[63:], strict=False))
+        assert 0.05 < fall < 0.2
+
+
 def test_an_optimistic_firmware_ends_in_a_cliff():
     """Believing in a new battery, a firmware promises minutes to one of 40 % as it dies; LB never came."""
     [(end, ups)] = run_flat(UpsSpec(phi=0.4, firmware=FirmwareSpec(belief=1.0)), 70)
