@@ -22,6 +22,7 @@ class Log:
         else:
             self._logger = structlog.wrap_logger(
                 structlog.PrintLogger(cast(TextIO, _Stderr())),
+                wrapper_class=structlog.make_filtering_bound_logger("info"),
                 processors=[
                     structlog.processors.add_log_level,
                     structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
