@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import structlog
 
 from powerguard.config import Config, loads
 from powerguard.core.messages import Exit, Hello, Prepare, Purpose, Resume
@@ -21,6 +23,7 @@ from powerguard.journal import File, Journal, Tick, fold, read
 from powerguard.node.daemon import Daemon
 from powerguard.node.inbox import Inbox, Wish
 from powerguard.node.inhibit import Shutdown
+from powerguard.node.logs import set_up
 from powerguard.node.parts import Parts
 from powerguard.node.poweroff import Poweroff
 from powerguard.node.readers import Readers
@@ -37,6 +40,14 @@ FEED = "rack@nut:3493"
 TEXT = f'[node]\nname = "n"\n[[ups]]\nname = "{FEED}"\n[halt]\nmethod = "command"\ncommand = ["/bin/true"]\n'
 SPEC = RankSpec(step_s=1.0, stage_s=0.2, write_s=3.0, fsync_s=0.2)
 WAIT_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def _logs():
+    """Log lines as the service writes them; structlog's own default draws each traceback, at half a second apiece."""
+    set_up(json=True, stream=io.StringIO())
+    yield
+    structlog.reset_defaults()
 
 
 class FakeReader:
@@ -559,6 +570,17 @@ def test_when_systemd_shutdown_has_taken_over_a_stop_is_obeyed_at_once(tmp_path)
     assert bench.daemon._exit_code == 0
     bench.daemon.end(0)
     assert bench.readers[-1].closed is False
+
+
+def test_when_the_service_manager_is_gone_a_stop_is_obeyed_at_once(tmp_path):
+    """The same, where process 1 is hidden from us."""
+    bench = Bench(tmp_path)
+    blackout(bench)
+    bench.parts.notify.manager_gone = True
+    bench.inbox.put(Wish("stop"))
+    bench.step()
+
+    assert bench.daemon._exit_code == 0
 
 
 def test_reload_takes_what_changed_and_refuses_mistakes(tmp_path):
