@@ -25,13 +25,14 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from powerguard.core import answers
-from powerguard.core.demand import deliver, may_leave
-from powerguard.core.job import Call, Due, Job, Member, Order, Part, Saved, Stage, fresh_s, living, unparked
+from powerguard.core.demand import deliver, next_at
+from powerguard.core.farewell import Outcome, called, leave, quiesce, recall, resume
+from powerguard.core.job import Job, Member, Order, Part, Saved, Stage, fresh_s, living, unparked
 from powerguard.core.messages import Hello, Plan, Purpose
 from powerguard.core.policy import Policy
 from powerguard.core.types import Actions, Announce, PageReport, RankReport
 
-__all__ = ["Job", "Member", "Order", "absorb", "leave", "next_at", "order", "quiesce", "resume", "tick"]
+__all__ = ["Job", "Member", "Order", "absorb", "leave", "next_at", "order", "quiesce", "recall", "resume", "tick"]
 
 PAGE_SLACK = 2
 """Edge of a rank that can't answer = the step on its page + this: it may be past the next boundary already."""
@@ -44,8 +45,6 @@ SEAL_TRIES = 3
 
 FORGET_S = 60.0
 """A job none of whose processes lives is forgotten after so long."""
-
-Outcome = tuple[Job, tuple[Actions, ...]]
 
 
 def absorb(
@@ -171,7 +170,7 @@ def _advance(policy: Policy, job: Job, order: Order, now: float) -> Outcome:
     elif order.stage is Stage.LOST and was is not Stage.LOST:
         actions = [_lost(job, order)]
         if order.purpose is Purpose.SNAPSHOT:
-            job = replace(job, resume=_call(job, order.seq, order.why, now))
+            job = replace(job, resume=called(job, order.seq, order.why, now))
     if order.stage is Stage.SEALED and order.purpose is Purpose.STOP and not order.settled:
         job = replace(job, order=order)
         order = replace(order, settled=not unparked(job) or now - order.stage_at >= PARK_WAIT_S)
@@ -306,54 +305,3 @@ def _lost(job: Job, order: Order) -> Announce:
 
 def _to(order: Order, stage: Stage, now: float) -> Order:
     return replace(order, stage=stage, stage_at=now)
-
-
-def _call(job: Job, seq: int, reason: str, now: float, code: int = 0) -> Call:
-    return Call(seq, reason, now, code, {rank: Due() for rank in living(job)})
-
-
-def resume(policy: Policy, job: Job, reason: str, now: float) -> Outcome:
-    """The newest order is over: ranks that it holds or has parked train on, those that it will reach don't stop."""
-    if job.order is None or job.order.over or job.quiesce is not None:
-        return job, ()
-    over = replace(job.order, over=True)
-    return deliver(policy, replace(job, order=over, resume=_call(job, over.seq, reason, now)), now)
-
-
-def quiesce(policy: Policy, job: Job, seq: int, reason: str, now: float) -> Outcome:
-    """The node will halt: ranks finish what moves data and wait for EXIT. There is no way back; a repeat is nothing."""
-    if job.quiesce is not None:
-        return job, ()
-    return deliver(policy, replace(job, quiesce=_call(job, seq, reason, now), resume=None), now)
-
-
-def leave(policy: Policy, job: Job, code: int, reason: str, now: float) -> Outcome:
-    """Ranks are to exit with *code*: they are told when all of them are quiet, or after `exit_wait_s`."""
-    if job.leave is not None:
-        return job, ()
-    if job.quiesce is None:
-        seq = job.order.seq if job.order is not None else 0
-        job = replace(job, quiesce=_call(job, seq, reason, now), resume=None)
-    asked = job.quiesce
-    seq = asked.seq if asked is not None else 0
-    return deliver(policy, replace(job, leave=_call(job, seq, reason, now, code)), now)
-
-
-def next_at(policy: Policy, job: Job, now: float) -> float | None:
-    """The next instant at which `tick` would have something to do by itself; None = only when somebody speaks."""
-    at: list[float] = []
-    for order in (job.order, job.earlier):
-        if order is None or order.over:
-            continue
-        if order.stage is Stage.PREPARE:
-            at.append(order.ordered_at + policy.prepare_max_s)
-        elif order.stage is Stage.SEALING:
-            at.append(order.sealer_at + policy.seal_max_s)
-        at += [part.due.at for part in order.parts.values() if part.asked]
-    for call in (job.resume, job.quiesce, job.leave):
-        if call is not None:
-            at += [due.at for due in call.waiting.values()]
-    if job.leave is not None and not may_leave(policy, job, now) and job.quiesce is not None:
-        at.append(job.quiesce.asked_at + policy.exit_wait_s)
-    later = [instant for instant in at if instant > now]
-    return min(later) if later else None

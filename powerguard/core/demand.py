@@ -124,3 +124,23 @@ def _obeyed(order: Order, part: Part) -> bool:
         return order.stage is Stage.LOST and order.purpose is Purpose.SNAPSHOT
     delivered = part.shard is not None or bool(part.trouble) or part.anew or order.plan is not Plan.FRESH
     return delivered and (order.purpose is Purpose.SNAPSHOT or part.parked)
+
+
+def next_at(policy: Policy, job: Job, now: float) -> float | None:
+    """The next instant at which `tick` would have something to do by itself; None = only when somebody speaks."""
+    at: list[float] = []
+    for order in (job.order, job.earlier):
+        if order is None or order.over:
+            continue
+        if order.stage is Stage.PREPARE:
+            at.append(order.ordered_at + policy.prepare_max_s)
+        elif order.stage is Stage.SEALING:
+            at.append(order.sealer_at + policy.seal_max_s)
+        at += [part.due.at for part in order.parts.values() if part.asked]
+    for call in (job.resume, job.quiesce, job.leave):
+        if call is not None:
+            at += [due.at for due in call.waiting.values()]
+    if job.leave is not None and not may_leave(policy, job, now) and job.quiesce is not None:
+        at.append(job.quiesce.asked_at + policy.exit_wait_s)
+    later = [instant for instant in at if instant > now]
+    return min(later) if later else None

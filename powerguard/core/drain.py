@@ -51,6 +51,7 @@ POLLFREQ_S, ARRIVED_S = 30.0, 2.0  # after NUT's default pollfreq and a poll, va
 PLATEAU_V = 1.95  # per cell under load: at full load six minutes are left (Eaton's table), at less load more
 PLATEAU_SHARE = 0.5  # of what voltage and plain runtime say; rates of a gauge or a runtime alone don't go below it
 CAP_VOLTS_S = 16.0  # a power cap moves the voltage less than a transfer: it is waited for so much less
+LOAD_SHOWS_S = 8.0  # firmware filters its load for 3-30 s; so long after a refresh a park shows in it
 SETTLE_FASTER = 3.0  # after our own step the mean of the load follows so many times as fast
 SLOW_S = 8.0  # a UPS that refreshes more seldom shows the load after a step in one value
 ALIVE_S = 45.0  # a voltage not refreshed for longer is no second witness
@@ -233,7 +234,8 @@ def _combine(
     """The instant of power-out by the rules of the module's docstring, and who says so."""
     now = poll.now
     if draw.carry_s >= 0.0 and now - draw.carry_at < (IDLE_FROM_S if draw.settle else FROM_S):
-        return draw.carry_at + draw.carry_s * stretch(draw, load), "carried"
+        factor = stretch(draw, load, now - draw.carry_at, poll.period)
+        return draw.carry_at + draw.carry_s * factor, "carried"
     counted = firmware.seconds >= 0.0 or charge.seconds >= 0.0 or charge.first_at >= 0.0  # that it moves is enough
     trusted = poll.mains.volts_sane and not poll.reading.replace_battery
     seen = volts.value > 0.0 and now - volts.seen_at <= max(ALIVE_S, 3.0 * poll.period)
@@ -313,10 +315,18 @@ def _rates_anew(poll: Poll, draw: Draw, ratio: float) -> Draw:
     return replace(draw, charge=charge_says(charge, poll.now, _floor(draw)), firmware=firmware)
 
 
-def stretch(draw: Draw, load: Load) -> float:
-    """How much longer than before our own step the same charge lasts."""
+def stretch(draw: Draw, load: Load, since_step: float, period: float) -> float:
+    """How much longer than before our own step the same charge lasts, *since_step* seconds after it.
+
+    By the load as it is measured; by the one that was expected where there is no measure, and until a park had the time
+    to show: a UPS tells its load once a *period* and filters it. A flush of a second would else be followed by a halt,
+    since the load of the training is still what is reported.
+    """
     if draw.carry_factor >= 1.0:
         return 1.0
-    if load.mean > 0.0 and load.ref > 0.0:
-        return min(STRETCH_MAX, max(1.0, load.ref / load.mean))
-    return min(STRETCH_MAX, max(1.0, STRETCH_TRUST / max(draw.carry_factor, 0.01)))
+    expected = min(STRETCH_MAX, max(1.0, STRETCH_TRUST / max(draw.carry_factor, 0.01)))
+    if load.mean <= 0.0 or load.ref <= 0.0:
+        return expected
+    measured = min(STRETCH_MAX, max(1.0, load.ref / load.mean))
+    shown = since_step >= min(IDLE_FROM_S, period + LOAD_SHOWS_S)
+    return measured if shown or not draw.idle else max(measured, expected)

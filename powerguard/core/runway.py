@@ -247,6 +247,6 @@ def load_step(state: Runway, now: float, factor: float) -> Runway:
         volts=replace(draw.volts, value=-1.0), load=Load(draw.load.mean, draw.load.ref, remeasure=True),
     )  # fmt: skip
     if left >= 0.0:
-        at = now + left * stretch(draw, draw.load)
+        at = now + left * stretch(draw, draw.load, 0.0, PERIOD_S)
         draw = replace(draw, raw=at, raw1=at, raw2=at, deadline=at, by="carried")
     return replace(state, draw=draw)

@@ -167,7 +167,7 @@ def serve(policy: Policy, state: State, nxt: Next, now: float) -> tuple[State, t
             job, told = _farewell(policy, state, job, seq, now)
             actions += told
         elif state.phase in (Phase.ONLINE, Phase.ON_BATTERY) and (stopped(job) or job.quiesce is not None):
-            job, told = agree.resume(policy, replace(job, quiesce=None, leave=None), state.view.why, now)
+            job, told = agree.recall(policy, job, state.view.why, now)
             actions += told
         elif state.phase is Phase.ONLINE and _strays(job) and job.resume is None and _on_line(state):
             waiting = {rank: Due() for rank in _strays(job)}

@@ -3,7 +3,7 @@
 1. Unknown isn't healthy: a feed never heard from, or unheard for `SILENT_S`, doesn't count as mains. It doesn't mean
    an outage either; a feed last seen on battery stays on battery until it says otherwise.
 2. CAL and TEST excuse OB for `cal_max_s`, and never below the floor: a bound that is nearly used up, a strong signal,
-   or silence end the excuse (nut#2168: a stuck CAL blocked a real shutdown; nut#3026: CAL and one stale poll halted).
+   a park or silence end the excuse (nut#2168: a stuck CAL blocked a real shutdown; nut#3026: CAL and one stale poll halted).
 3. OFF for `off_s` is absent (APC self-tests show it for seconds: nut#2104); less than that it says nothing.
 4. FSD is a command if it is new, or if it comes with OB; FSD at first sight on line is a latch that upsd kept from
    before (hassio-addons/app-nut#368): it is reported, and never halts.
@@ -145,6 +145,9 @@ def _on_battery(policy: Policy, feed: Feed, bound: Bound, now: float, *, save_s:
         return Verdict(Supply.BATTERY, f"{feed.name} is on battery", since)
     if now - tested >= policy.cal_max_s:
         return Verdict(Supply.BATTERY, f"{feed.name} is on battery in a test without end", tested + policy.cal_max_s)
+    draw = feed.runway.draw
+    if draw is not None and draw.idle:  # the excuse ended when it made us park: the longer runway is the park's doing
+        return Verdict(Supply.BATTERY, f"{feed.name} is on battery in a test that ranks are parked for", tested)
     if bound.save_now:
         return Verdict(Supply.BATTERY, f"{feed.name} is on battery in a test: {bound.save_now}", tested)
     if bound.runway_s is not None and bound.runway_s <= save_s:

@@ -199,6 +199,18 @@ def test_a_test_never_goes_below_the_floor():
     assert "in a test" in low.reason
 
 
+def test_a_test_that_ranks_are_parked_for_excuses_no_more():
+    """Parking stretches the runway: that is no reason to call the battery tested again, and to let training go on."""
+    node = Node()
+    node.say(5, a="OL")
+    node.drain(60.0, a="OB CAL")
+    assert node.view(save_s=5000.0).on_battery
+    node.feeds = step_load(node.policy, node.feeds, node.now, 0.5)
+
+    assert node.view(save_s=10.0).on_battery
+    assert node.say(1, a="OL").on_battery is False
+
+
 def test_silence_in_a_test_is_not_a_halt_at_once():
     """CAL and a stale poll: excused until the silence is as long as an outage's may be."""
     node = Node()

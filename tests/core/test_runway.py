@@ -445,11 +445,23 @@ def test_parking_stretches_what_was_left_by_the_load_as_measured():
     values = {"runtime_s": fall(500, 1.0), "charge_pct": fall(99, 0.15), "voltage": 24.6}
     story = Story().mains()
     before = left(story.drain(200.0, load_pct=50.0, **values)[-1])
-    at_once = left(story.park())
+    story.park()
     half = left(story.drain(20.0, load_pct=25.0, charge_pct=69.0, runtime_s=640.0, voltage=24.9)[-1])
 
-    assert at_once == pytest.approx(before, abs=1.0)
     assert half == pytest.approx(2.0 * before - 20.0, abs=1.0)
+
+
+def test_a_park_is_given_the_time_to_show():
+    """Right after a park the load still reads as before: 0.8 of what is expected counts, then what is read."""
+    values = {"runtime_s": fall(500, 1.0), "charge_pct": fall(99, 0.15), "voltage": 24.6}
+    story = Story().mains()
+    before = left(story.drain(200.0, load_pct=50.0, **values)[-1])
+    at_once = left(story.park(0.5))
+    said = story.drain(20.0, load_pct=50.0, **{**values, "charge_pct": fall(69, 0.15), "runtime_s": fall(300, 1.0)})
+
+    assert at_once == pytest.approx(0.8 / 0.5 * before, abs=1.0)
+    assert left(said[1]) > 1.4 * before
+    assert left(said[-1]) == pytest.approx(before - 20.0, abs=2.0)
 
 
 def test_a_park_never_stretches_more_than_four_times():
