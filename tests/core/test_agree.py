@@ -677,6 +677,23 @@ def test_there_is_no_way_back_from_quiesce():
     assert before == node.job
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_halt_that_is_called_off_releases_everybody(ordered):
+    """RECALL: with an order or without, RESUME carries the newest number said, so that it ends QUIESCE at the ranks."""
+    node = Node()
+    if ordered:
+        node.decided()
+    node.quiesce()
+    node.leave()
+    node.take()
+    node.jobs["j"], actions = agree.recall(POLICY, node.job, "a dry run", node.now)
+    node.note(actions)
+
+    assert node.take(Resume) == [(0, Resume(9, "a dry run")), (1, Resume(9, "a dry run"))]
+    assert (node.job.outcome, node.job.quiesce, node.job.leave) == ("idle", None, None)
+    assert node.decided(seq=10).seq == 10
+
+
 def test_a_rank_that_registers_while_leaving_is_called_too():
     """A late joiner in the middle of the halt is quiesced and told to exit like the others."""
     node = Node(2, registered=1)
