@@ -16,6 +16,9 @@ IDLE_STRETCH_MAX = 4.0
 RUNTIME_HARD_FROM_S = 4.0
 VOLT_SAVE, VOLT_SAVE_EARLY, VOLT_EARLY_S, VOLT_HARD_FROM_S = 1.80, 1.86, 60.0, 6.0
 VOLT_HALT = 1.93  # at idle load this is past the plateau
+LB_DOUBT_LEFT, LB_DOUBT_S = 2.0, 60.0
+"""LB is a claim: while the bound is so many halts it is doubted, but never for longer (LB at once and right: nut#1942,
+dead after two minutes; LB at once and wrong: nut#3087, over ten minutes left)."""
 LB_RUNTIME_SLACK, LB_CHARGE_SLACK = 1.1, 1.0
 LB_RUNTIME_MAX_S = 1800.0  # 718 device dumps: thresholds above are nobody's intention and explain nothing
 FROZEN_PERIODS, FROZEN_S = 3.0, 180.0
@@ -165,8 +168,10 @@ def _halt_now(
     cell = draw.volts.value
     if 0.0 < cell < VOLT_HALT:
         return f"battery at {cell:.2f} V per cell at idle load"
-    if draw.lb_since >= 0.0 and (state.at - draw.lb_since) * state.scale >= policy.lb_halt_s:
-        return "low battery (LB) while parked"
+    claimed_s = (state.at - draw.lb_since) * state.scale if draw.lb_since >= 0.0 else 0.0
+    doubted = left >= LB_DOUBT_LEFT * (halt_s + policy.margin_s) and claimed_s < LB_DOUBT_S * state.scale
+    if draw.lb_since >= 0.0 and claimed_s >= policy.lb_halt_s and not doubted:
+        return f"low battery (LB) for {claimed_s:.0f} s, parked"
     if blind > policy.blind_halt_s:
         return f"parked and no fresh value for {blind:.0f} s"
     most = policy.park_max_s if draw.volts.value > 0.0 else min(policy.park_max_s, PARKED_BLIND_S)

@@ -3,7 +3,8 @@
 1. Unknown isn't healthy: a feed never heard from, or unheard for `SILENT_S`, doesn't count as mains. It doesn't mean
    an outage either; a feed last seen on battery stays on battery until it says otherwise.
 2. CAL and TEST excuse OB for `cal_max_s`, and never below the floor: a bound that is nearly used up, a strong signal,
-   a park or silence end the excuse (nut#2168: a stuck CAL blocked a real shutdown; nut#3026: CAL and one stale poll halted).
+   a park or silence end the excuse (nut#2168: a stuck CAL blocked a real shutdown; nut#3026: CAL and one stale poll
+   halted).
 3. OFF for `off_s` is absent (APC self-tests show it for seconds: nut#2104); less than that it says nothing.
 4. FSD is a command if it is new, or if it comes with OB; FSD at first sight on line is a latch that upsd kept from
    before (hassio-addons/app-nut#368): it is reported, and never halts.

@@ -676,12 +676,21 @@ def test_parked_ranks_wait_while_there_is_much_left():
     [
         ({"runtime_s": 100.0}, "a halt needs"),
         ({"voltage": fall(23.4, 0.01, 0.1)}, "V per cell at idle load"),
-        ({"low_battery": True}, "LB"),
+        ({"low_battery": True, "runtime_s": fall(240, 1.0)}, "LB"),
     ],
 )
 def test_parked_ranks_leave_when_power_is_nearly_gone(values, why):
     """The bound at half trust, a voltage off its plateau, or LB for four seconds halt."""
     assert why in parked(**values).ask().halt_now
+
+
+def test_lb_is_doubted_for_a_minute_where_much_is_left():
+    """LB that nothing supports doesn't halt a parked node at once, and does after a minute."""
+    story = parked(low_battery=True)
+    assert story.ask().halt_now == ""
+
+    idle = {"load_pct": 15.0, "runtime_s": fall(2360, 1.0), "charge_pct": fall(88, 0.02), "voltage": 25.4}
+    assert "LB" in story.drain(24.0, low_battery=True, **idle)[-1].halt_now
 
 
 def test_parked_ranks_leave_when_nothing_can_be_read():
