@@ -63,10 +63,11 @@ class Desk:
         """The step last completed."""
         return self._step_now()
 
-    def stopping(self, seq: int) -> bool:
-        """Order *seq* is a STOP that isn't over."""
+    @property
+    def stopping(self) -> bool:
+        """A STOP is at hand: nothing but the flush should use the disk."""
         duty = self._f.duty
-        return duty is not None and duty.seq == seq and duty.purpose is Purpose.STOP and not duty.done
+        return duty is not None and duty.purpose is Purpose.STOP and not duty.done
 
     def look(self) -> None:
         """Whoever waits is to look again."""

@@ -109,6 +109,7 @@ class Guard:
         self._log = Log(job=identity.job, rank=identity.rank)
         self._step = -1
         self._armed = False
+        self._verdict = GO
         self._mutating = Mutating()
         meter = PaceMeter()
         flusher = MeteredFlusher(
@@ -191,8 +192,10 @@ class Guard:
                 todo="call it in the training process only",
             )
         verdict = stand(self._desk, self._saver, int(step), self._say)
-        if verdict and self._leaver is not None:
-            self._leaver.start(verdict.code)
+        if verdict:
+            self._verdict = verdict
+            if self._leaver is not None:
+                self._leaver.start(verdict.code)
         return verdict
 
     def _backwards(self, step: int) -> UsageError:
@@ -270,12 +273,12 @@ class Guard:
     @property
     def stopped(self) -> bool:
         """The order to leave has come: the process ends with `exit_code`."""
-        return self._desk.exit is not None
+        return bool(self._verdict) or self._desk.exit is not None
 
     @property
     def exit_code(self) -> int:
         """What to exit with: 75 once the node halts (schedulers requeue on it), else 0."""
-        return self._desk.exit.code if self._desk.exit is not None else 0
+        return self._verdict.code or (self._desk.exit.code if self._desk.exit is not None else 0)
 
     # ---- the end -------------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ class Listener:
             if not any(isinstance(reply, SealWritten) for reply in replies):
                 self._saver.seal(message)
         elif isinstance(message, Sealed):
-            self._saver.sealed(message, now=not self._desk.stopping(message.seq))
+            self._saver.sealed(message, now=not self._desk.stopping)
         elif isinstance(message, Resume):
             self._saver.settle()
         elif isinstance(message, Exit) and self._leaver is not None:

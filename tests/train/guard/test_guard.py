@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 
 import powerguard
@@ -106,6 +108,9 @@ def test_periodic_saves_are_resumed_from(attach, state):
     assert float(state["model"].weight.detach()[0, 0]) == 3.5
     assert again.resumed.values["note"] == [1, 0, 1, 2, 3]
     assert [g.step for g in scan(again._saver.flusher.directory) if g.sealed] == [3, 2]
+    assert again.step == 3
+    with pytest.raises(UsageError):
+        again.boundary(2)
     assert again.boundary(4) is GO
 
 
@@ -270,6 +275,34 @@ def test_without_torch_it_is_said(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert "pip install 'powerguard[train]'" in done.stdout, done.stderr
+
+
+def test_a_log_that_cannot_be_written_hurts_nobody(attach, monkeypatch):
+    """stderr closed, as under some launchers: attach, resume and close go on in silence."""
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    guard = attach()
+    guard.resume()
+    guard.close()
+
+
+def test_a_script_that_has_set_up_structlog_gets_the_lines(attach, capsys):
+    """Lines go the script's way, with its processors, when it has one."""
+    lines = []
+
+    def keep(_logger, level, event):
+        lines.append((level, event))
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[keep])
+    try:
+        attach().close()
+    finally:
+        structlog.reset_defaults()
+
+    assert [event["event"] for _, event in lines][:1] == ["guard attached"]
+    assert lines[0][1]["rank"] == 0
 
 
 # ---- with a daemon ---------------------------------------------------------------------------------
