@@ -22,11 +22,14 @@ class MainsBack(str, Enum):
 
 
 class Loads(Struct, frozen=True):
-    """Load of the UPS in percent of its rating: a GPU node that trains, writes, idles; and what is left without it."""
+    """Load of the UPS in percent of its rating: a GPU node that trains, writes, idles; and what is left without it.
+
+    Idle is half of training here, where a third is usual: a parked node should not outlast the patience for a drill.
+    """
 
     training: float = 70.0
-    flushing: float = 40.0
-    parked: float = 22.0
+    flushing: float = 45.0
+    parked: float = 35.0
     halted: float = 12.0  # the switch and the storage on the same UPS go on
 
 
@@ -55,7 +58,7 @@ class Plan(Struct, frozen=True):
     kill_after_s: float = 1.5  # after the snapshot is sealed
     cut_at_step: int = 15  # the mains fail once all ranks have completed this step
     pace_s: float = 0.2  # a step lasts at least so long, so that a step is a step on any machine
-    runtime_s: float = 22.0  # of the battery at the training load
+    runtime_s: float = 20.0  # of the battery at the training load
     on_battery: str = "ride"  # or "park": for a UPS that can't carry training
     loads: Loads = Loads()
     waits: Waits = Waits()

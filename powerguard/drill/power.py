@@ -14,6 +14,8 @@ from powerguard.sim.nut import RealNut
 from powerguard.sim.upsd import SimUpsd
 
 UPS = "drill"
+_REFRESH_S, _FILTER_S = 0.3, 0.1
+"""Of the simulated UPS's values: at a time scale of 0.1 these are 3 s and 1 s."""
 _NUT_EVERY_S = 1.0
 """dummy-ups looks at its file once a second; more writes would only be in its way."""
 
@@ -66,8 +68,8 @@ def power(plan: Plan, clock: Callable[[], float]) -> Iterator[tuple[Supply, str]
     Raises MissingDependency without NUT where the plan wants it.
     """
     spec = UpsSpec.small(plan.runtime_s, plan.loads.training)
-    if plan.nut:
-        spec = replace(spec, firmware=replace(spec.firmware, refresh_s=_NUT_EVERY_S))
+    refresh_s = _NUT_EVERY_S if plan.nut else _REFRESH_S
+    spec = replace(spec, firmware=replace(spec.firmware, refresh_s=refresh_s, filter_s=_FILTER_S))
     ups = SimUps(spec, plan.seed, load_pct=plan.loads.training)
     if not plan.nut:
         with SimUpsd() as upsd, _supply(ups, lambda v: upsd.replace(UPS, v), clock, plan.loads.training) as supply:

@@ -129,7 +129,10 @@ class _Drill:
             self.watch.times.boot_at = self.watch.clock()
             self.watch.boot()
             self.node.train()
+            self.watch.wait(self._resumed, self.plan.waits.start_s, "training to go on")
+            self.screen.say(f"training goes on after step {self._first_step() - 1}", "good")
         self.watch.wait(self._trained, self.plan.waits.finish_s, "the run to finish")
+        self.screen.say("the run is at its end; now the undisturbed one")
         self.watch.wait(self._undisturbed_done, self.plan.waits.finish_s, "the undisturbed run to finish")
         self.node.daemon.stop(self.plan.waits.stop_s)
 
@@ -158,6 +161,14 @@ class _Drill:
         times = self.watch.times
         since = times.snapshot_at if self.plan.mains_back is MainsBack.AFTER_SNAPSHOT else times.parked_at
         return since is not None and self.watch.clock() >= since + self.plan.mains_back_after_s
+
+    def _resumed(self) -> bool:
+        self._no_failure(self.node.ranks, self.node.ranks_log, "the ranks")
+        lives = compare.read(self.node.trace)
+        return all(len(lives.get(rank, ())) > 1 for rank in range(self.plan.ranks))
+
+    def _first_step(self) -> int:
+        return compare.read(self.node.trace)[0][-1].first
 
     def _trained(self) -> bool:
         self._no_failure(self.node.ranks, self.node.ranks_log, "the ranks")

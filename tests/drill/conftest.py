@@ -17,7 +17,7 @@ BEGIN, CUT = 100.0, 110.0
 FAST = RankSpec(step_s=0.1, stage_s=0.02, write_s=0.3, fsync_s=0.1)
 
 
-def _night(tmp_path, *, plan="blackout", mains_back_at=None, until=160.0):
+def _night(tmp_path, *, plan="blackout", mains_back_at=None, until=300.0):
     """A node with two ranks on a small UPS whose mains fail at 110 s; the world, and the journal it would have kept."""
     policy = Policy(feeds=(FeedPolicy("ups"),), **PLANS[plan].policy())
     feed = SimFeed("ups", ups=SimUps(UpsSpec.small(PLANS[plan].runtime_s), seed=1))
