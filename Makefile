@@ -35,8 +35,9 @@ $(STAMP)/dev: $(STAMP)/drill pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python .make/group.py dev snmp)
 	@touch $@
 
-setup-nut:      ## real NUT, fio and file-system tools through apt, where that is possible
+setup-nut:      ## real NUT, fio, file-system tools and systemd's containers through apt, where that is possible
 	@./.make/apt nut
+	@./.make/apt systemd
 
 check: $(STAMP)/dev   ## ruff, mypy --strict, import contracts, fast tests
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -126,6 +127,8 @@ def uninstall(
     else:
         installed.digests.clear()
     installed.save()
+    with contextlib.suppress(OSError):  # something of somebody else's is left in it
+        tools.at(steps.CONFIG).parent.rmdir()
     if root is None:
         _run(tools, steps.AFTER_UNINSTALL)
 

@@ -116,7 +116,14 @@ class Daemon:
 
     def _may_leave(self, now: float) -> bool:
         parts = self._parts
-        return may_leave(self.config.policy, self.state, real=parts.power.way.real, pid1=parts.pid1, now=now)
+        return may_leave(
+            self.config.policy,
+            self.state,
+            real=parts.power.way.real,
+            pid1=parts.pid1,
+            manager_gone=parts.notify.manager_gone,
+            now=now,
+        )
 
     # ---- one turn ----------------------------------------------------------------------------------
 

@@ -16,14 +16,17 @@ SHUTDOWN_COMM = "systemd-shutdow"
 """/proc/1/comm once every service is stopped (15 bytes, prctl(2)): nothing is left to be waited for."""
 
 
-def may_leave(policy: Policy, state: State, *, real: bool, pid1: Callable[[], str], now: float) -> bool:
+def may_leave(
+    policy: Policy, state: State, *, real: bool, pid1: Callable[[], str], manager_gone: bool, now: float
+) -> bool:
     """Whether a SIGTERM is obeyed now; *real*: power-offs aren't dry runs.
 
     Once the node is halting, LOGIN is all that keeps a NUT primary from cutting the power while other services
-    still close their files. It is kept until that is done (systemd-shutdown has taken over as process 1), or
-    for as long as a halt may take by the configuration.
+    still close their files. It is kept until that is done, or for as long as a halt may take by the configuration.
+    It is done once systemd-shutdown has taken over as process 1: *pid1* says so (to whom ProtectProc= doesn't hide it),
+    and the service manager listens no more.
     """
-    if not going_down(state, real=real) or state.halted_at is None:
+    if not going_down(state, real=real) or state.halted_at is None or manager_gone:
         return True
     with contextlib.suppress(OSError):
         if pid1() == SHUTDOWN_COMM:

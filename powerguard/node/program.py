@@ -6,6 +6,9 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
+OURS = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
+"""What the service manager tells this process, and no other."""
+
 
 class ProgramFailed(Exception):
     """It wasn't there, took too long, or said no; the text is for people."""
@@ -14,6 +17,7 @@ class ProgramFailed(Exception):
 def run(command: Sequence[str], bound_s: float, env: Mapping[str, str] | None = None) -> str:
     """What it wrote. Raises ProgramFailed."""
     shown = " ".join(command)
+    env = {key: value for key, value in (os.environ if env is None else env).items() if key not in OURS}
     try:
         done = subprocess.run(
             command,
@@ -21,7 +25,7 @@ def run(command: Sequence[str], bound_s: float, env: Mapping[str, str] | None = 
             capture_output=True,
             timeout=bound_s,
             check=False,
-            env=os.environ if env is None else env,
+            env=env,
             start_new_session=True,  # a signal to our own group mustn't end it
         )
     except subprocess.TimeoutExpired:

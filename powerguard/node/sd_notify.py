@@ -15,6 +15,7 @@ class Notifier:
         self._address = env.get("NOTIFY_SOCKET", "")
         self._socket: socket.socket | None = None
         self._said = ""
+        self.manager_gone = False  # nobody listens any more: the service manager has given way to systemd-shutdown
         if self._address.startswith(("/", "@")):
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         mine = env.get("WATCHDOG_PID") in (None, "", str(os.getpid() if pid is None else pid))
@@ -54,8 +55,12 @@ class Notifier:
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             self._socket.sendto(text.encode(errors="replace"), address)
+        except (ConnectionRefusedError, FileNotFoundError):
+            self.manager_gone = True
         except OSError:
             return  # a manager that doesn't listen mustn't cost a flush
+        else:
+            self.manager_gone = False
 
 
 def _line(text: str) -> str:

@@ -65,7 +65,8 @@ class System:
 
     def follow(self, state: State, now: float) -> None:
         """After each decision: GPUs by the phase, and the shutdown goes on once nothing is left to wait for."""
-        self._shedder.want(state.phase is not Phase.ONLINE and state.view.event_at is not None)
+        if state.phase is not Phase.HALTING:
+            self._shedder.want(state.phase is not Phase.ONLINE and state.view.event_at is not None)
         if not self._waiting:
             return
         leave_at = state.view.leave_at

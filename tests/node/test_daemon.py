@@ -326,6 +326,26 @@ def test_a_daemon_that_dies_between_journal_and_act_loses_no_order(tmp_path):
     assert bench.way.reasons
 
 
+def test_a_stop_ordered_just_before_the_daemon_died_needs_no_second_one(tmp_path):
+    """Ranks that never heard PREPARE train on for 8 s; the next daemon asks anew instead of promising old steps for them."""
+    bench = Bench(tmp_path)
+    for _ in range(3):
+        bench.step()
+    bench.outage()
+    bench.run(_until(Phase.ON_BATTERY))
+    bench.variables["ups.status"] = "OB DISCHRG FSD"
+    bench.bus.broken = True
+    bench.run(_until(Phase.FLUSHING))
+    for _ in range(8):
+        bench.clock.advance(1.0)
+        bench.bus.live()
+    bench.restart()
+    bench.run(_until(Phase.PARKED))
+
+    assert len(bench.ordered(Purpose.STOP)) == 1
+    assert bench.disk.newest(2) == bench.ranks[0].step
+
+
 def test_a_halt_that_was_journalled_and_not_carried_out_is_carried_out_by_the_next_daemon(tmp_path):
     """A crash between the order to halt and the halt costs nothing; a halt that was carried out isn't repeated."""
     bench = Bench(tmp_path)

@@ -61,6 +61,24 @@ def test_a_manager_that_does_not_read_is_not_waited_for(tmp_path):
         notify.close()
 
 
+def test_a_manager_that_has_gone_is_noticed(tmp_path):
+    """Nobody behind the socket, or no socket: systemd-shutdown has taken over. One that is only busy is still there."""
+    address = str(tmp_path / "notify")
+    notify = Notifier({"NOTIFY_SOCKET": address})
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    listener.bind(address)
+    for n in range(1000):  # more than the socket holds
+        notify.watchdog(str(n))
+    assert not notify.manager_gone
+    listener.close()
+    notify.watchdog()
+    assert notify.manager_gone
+    os.unlink(address)
+    notify.watchdog()
+    assert notify.manager_gone
+    notify.close()
+
+
 @pytest.mark.parametrize(
     ("env", "watchdog_s"),
     [
