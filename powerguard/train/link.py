@@ -115,7 +115,8 @@ class Link:
                 except Exception as error:
                     self._ear.trouble(error)
                 socket.disable_monitor()
-            self._disconnected()
+            if not self._stopping.is_set():  # our own farewell isn't the daemon's end
+                self._disconnected()
             self._stopping.wait(1.0)
 
     def _serve(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
