@@ -9,15 +9,15 @@ import msgspec
 import typer
 
 from powerguard import config as configuration
-from powerguard.cli import checks, plan
+from powerguard.cli import checks, checks_node, plan
 from powerguard.cli.ask import fetch
-from powerguard.cli.checks import Finding
+from powerguard.cli.checks import SECONDARY, Finding
 from powerguard.cli.out import console, safe, say_json, seconds
 from powerguard.config import Config
 from powerguard.core.need import Need
 from powerguard.core.types import Sample
 from powerguard.errors import CannotCarry, DaemonUnreachable, PowerguardError
-from powerguard.node import clock
+from powerguard.node import clock, upsmon
 from powerguard.node.status import Status
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -85,6 +85,7 @@ def check(
             write_mbps=measured or None,
         )
         findings += _verdict(made)
+        findings += _node(config, findings, tuple(samples), need, made)
     _answer(config, findings, made, as_json=as_json)
 
 
@@ -106,6 +107,26 @@ def _daemon(config: Config, findings: list[Finding]) -> Status | None:
     if status.journal_trouble:
         findings.append(checks.warn("daemon", f"its journal can't be written: {status.journal_trouble}"))
     return status
+
+
+def _node(
+    config: Config, findings: list[Finding], samples: tuple[Sample, ...], need: Need, made: plan.Plan
+) -> list[Finding]:
+    """Of what else may shut the node down, and of what would help it to last."""
+    conf = upsmon.read()
+    secondary = [
+        u.name for u in config.ups if any(f.topic == f"ups {u.name}" and SECONDARY in f.text for f in findings)
+    ]
+
+    def at_load(load_pct: float) -> plan.Plan:
+        return plan.make(config, samples, clock.now(), need=need, load_pct=load_pct)
+
+    return [
+        *checks_node.upsmon(config, conf, running=upsmon.runs()),
+        *checks_node.hostsync(config, conf, secondary, need),
+        *checks_node.shutdown(config, need),
+        *checks_node.shedding(config, samples, made, at_load),
+    ]
 
 
 def _measure(directory: Path | None, size: float | None, findings: list[Finding]) -> float:

@@ -20,6 +20,9 @@ from powerguard.node import clock, halt_ways, tls
 IN_MEMORY = ("tmpfs", "ramfs", "overlay-on-tmpfs")
 
 
+SECONDARY = "the primary waits for this node up to its HOSTSYNC"
+
+
 class Finding(Struct, frozen=True):
     """One line: what was looked at, what was found, what to do, and the exit code if it is a failure."""
 
@@ -98,7 +101,7 @@ def feed(ups: UpsConfig) -> Iterator[Finding | Sample]:
     elif answer.primary:
         yield ok(topic, f"user {ups.user} is logged in, and is a primary: [halt] method may be upsmon-fsd")
     else:
-        yield ok(topic, f"user {ups.user} may log in: the primary waits for this node up to its HOSTSYNC")
+        yield ok(topic, f"user {ups.user} may log in: {SECONDARY}")
     yield from _missing(topic, values)
 
 

@@ -242,6 +242,22 @@ class _Manager:
         return reply.body[0]
 
 
+def delay_now(call_s: float = CALL_S) -> float | None:
+    """InhibitDelayMaxSec as logind has it now; None where it can't be asked."""
+    found: list[float] = []
+
+    def ask() -> None:
+        from jeepney.io.blocking import open_dbus_connection
+
+        with contextlib.suppress(Exception), open_dbus_connection("SYSTEM") as bus:  # a broken bus breaks in any way
+            found.append(_Manager(bus, call_s).delay_s())
+
+    thread = threading.Thread(target=ask, name="inhibit delay", daemon=True)  # jeepney doesn't bound its first call
+    thread.start()
+    thread.join(2 * call_s)
+    return found[0] if found else None
+
+
 def too_short(delay_s: float | None, save_s: float, margin_s: float) -> str:
     """ "" or that logind doesn't wait long enough for a flush; *save_s*: everything up to durable."""
     if delay_s is None or delay_s >= save_s + margin_s:
