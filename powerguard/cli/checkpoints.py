@@ -54,13 +54,15 @@ def list_(directory: Directory, as_json: Json = False) -> None:
         say(f"{directory}: no generations")
         return
     table = Table(box=None, pad_edge=False)
-    for column, justify in (("step", "right"), ("generation", "left"), ("ranks", "right"), ("size", "right")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    for column in ("written", "state"):
-        table.add_column(column)
+    table.add_column("generation", no_wrap=True)  # its name begins with the step; whole, to be copied
+    table.add_column("ranks", justify="right")
+    table.add_column("size", justify="right")
+    table.add_column("written (UTC)")
+    table.add_column("state")
     for one in found:
         state = "sealed" if one.sealed and one.whole else "whole, no seal" if one.whole else "; ".join(one.problems)
-        table.add_row(str(one.step), safe(one.name), str(one.world_size), size(one.bytes), one.written, safe(state))
+        written = one.written.removesuffix("+00:00").replace("T", " ")
+        table.add_row(safe(one.name), str(one.world_size), size(one.bytes), written, safe(state))
     console().print(table)
 
 
