@@ -30,4 +30,5 @@ def awake(state: State, now: float) -> State:
 def _asked_anew(job: Job, now: float) -> Job:
     if job.order is None or job.order.stage is not Stage.PREPARE:
         return job
-    return replace(job, order=replace(job.order, stage_at=now + RECONNECT_S))
+    at = now + RECONNECT_S
+    return replace(job, order=replace(job.order, ordered_at=at, stage_at=at))
