@@ -9,9 +9,15 @@ from rich.console import Console
 from rich.markup import escape
 
 
+PIPE_COLUMNS = 240
+"""So that each row of a table is one line to grep and awk."""
+
+
 def console() -> Console:
     """Standard output. Where it isn't a terminal, lines are never cut."""
-    return Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    return Console(
+        file=sys.stdout, highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_COLUMNS
+    )
 
 
 def say(text: str) -> None:
