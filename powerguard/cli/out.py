@@ -8,7 +8,6 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-
 PIPE_COLUMNS = 240
 """So that each row of a table is one line to grep and awk."""
 
