@@ -181,6 +181,23 @@ def test_strangers_dont_reach_its_sockets(machine):
     assert machine.run("cat", "/etc/powerguard/nut-password", user="powerguard", check=False).returncode
 
 
+def test_another_group_can_be_let_in(machine):
+    """By the configuration and the drop-in that the unit names: its members may ask then, others still not."""
+    machine.run("groupadd", "crew")
+    machine.run("useradd", "--system", "-G", "crew", "sailor")
+    config = machine.read("/etc/powerguard/powerguard.toml")
+    named = config.replace("[node]\n", '[node]\nsocket_group = "crew"\n')
+    drop_in = "[Service]\nSupplementaryGroups=crew\nRuntimeDirectoryMode=0755\nSystemCallFilter=@chown\n"
+    assert machine.run("powerguard", "status", user="sailor", check=False).returncode
+    for text, file, code in ((named, drop_in, 0), (config, "", 10)):
+        machine.write("/etc/powerguard/powerguard.toml", text, 0o640)
+        machine.write("/etc/systemd/system/powerguard.service.d/crew.conf", file)
+        machine.run("systemctl", "daemon-reload")
+        machine.run("systemctl", "restart", "powerguard")
+        assert code == machine.run("powerguard", "status", user="sailor", check=False).returncode
+        assert machine.run("powerguard", "status", user="nobody", check=False).returncode
+
+
 def test_a_shutdown_would_wait(machine):
     """The delay lock is held, for as long as the drop-in says."""
     assert lock_listed(machine)
