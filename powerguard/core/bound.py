@@ -142,6 +142,10 @@ def _save_now(
         return "low battery (LB) that neither runtime nor charge explain"
     if runtime is not None and runtime <= save_s and t_s >= RUNTIME_HARD_FROM_S * scale:
         return f"the UPS itself gives {runtime:.0f} s, and {save_s:.0f} s are needed"
+    if not draw.arrived and draw.prior_at >= 0.0 and t_s >= RUNTIME_HARD_FROM_S * scale:
+        left = max(0.0, (draw.prior_at - draw.since) * scale - t_s)
+        if left <= save_s:  # the UPS still shows the mains' values: a dead battery wouldn't show before it is flat
+            return f"no word of the battery yet, a prior of {left:.0f} s, and {save_s:.0f} s are needed"
     if cell > 0.0 and t_s >= VOLT_HARD_FROM_S * scale:
         if cell < VOLT_SAVE:
             return f"battery at {cell:.2f} V per cell"

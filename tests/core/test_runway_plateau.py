@@ -26,7 +26,7 @@ class Night:
         """One reading, and the bound after it."""
         self.now += 2.0
         reading = Reading(
-            "ups", self.now, Comm.OK, on_battery=on_battery, voltage_nominal=24.0, pollfreq_s=2.0, **values
+            "ups", self.now, Comm.OK, on_battery=on_battery, **({"voltage_nominal": 24.0, "pollfreq_s": 2.0} | values)
         )
         self.state = absorb(self.policy, self.feed, self.state, reading, self.now)
         return bound(self.policy, self.feed, self.state, self.now, save_s=130.0, halt_s=45.0)
@@ -120,3 +120,14 @@ def test_the_voltage_answers_before_the_prior_while_nothing_else_speaks():
     assert answers[0] > 400.0
     assert answers[1] is not None
     assert answers[1] < 160.0
+
+
+@pytest.mark.parametrize(("runtime_s", "said"), [(200.0, True), (900.0, False)])
+def test_a_small_prior_does_not_wait_for_a_slow_driver(runtime_s: float, said: bool):
+    """Values come every 30 s, and until then they are the mains': what the UPS promised there is all that is known. If
+    a prior of it is less than the need, the save starts after four seconds; a dead battery is flat before it shows."""
+    night = Night(runtime_s=runtime_s, pollfreq_s=30.0)
+    answers = [night.poll(True, **(MAINS | {"runtime_s": runtime_s, "pollfreq_s": 30.0})) for _ in range(5)]
+
+    assert [bool(each.save_now) for each in answers] == [False, False, said, said, said]
+    assert ("no word of the battery yet" in answers[-1].save_now) == said
