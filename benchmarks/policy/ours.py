@@ -129,9 +129,11 @@ def _settle(job: Job, now: float) -> None:
 
 def _shared(policy: Policy, known: dict[str, Feed], jobs: dict[float, Job], now: float) -> Power | None:
     """The view of the node if it is the same for all needs: it depends on them only where the reported runtime is
-    within one of them (and in tests of the battery, of which there are none here)."""
+    within one of them, where the battery has said nothing yet (and in tests of it, of which there are none here)."""
     longest = max(job.need(policy, now).drain_s for job in jobs.values()) + policy.margin_s
-    reading = known[FEED].reading
+    reading, draw = known[FEED].reading, known[FEED].runway.draw
+    if draw is None or not draw.arrived:
+        return None
     if reading is not None and reading.runtime_s is not None and reading.runtime_s <= longest:
         return None
     return view(policy, known, now, save_s=0.0, halt_s=policy.halt_s)

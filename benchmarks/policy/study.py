@@ -95,10 +95,10 @@ def _sustained(study: Study, story: Outage) -> None:
     setting = study.setting
     track, capped = _tracks(story, sustained=True, capped=_caps(setting))
     chances = {need: last_chance(track, need) for need in setting.needs}
-    needs = [need for need, chance in chances.items() if chance >= 1]
+    needs = [need for need, chance in chances.items() if chance >= 0]
     for need, chance in chances.items():
-        study.beyond[need] = study.beyond.get(need, 0) + (chance < 1)
-        if chance >= 1:
+        study.beyond[need] = study.beyond.get(need, 0) + (chance < 0)
+        if chance >= 0:
             best = track.polls[chance].t
             oracle = Outcome(trained_s=best, final=True, halted=True, saves=1)
             _sums(study, ORACLE, need).add_sustained(oracle, oracle_s=best, maintained=story.maintained, note={})

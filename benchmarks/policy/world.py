@@ -125,8 +125,12 @@ def survives(ups: SimUps, stages: Iterator[tuple[float, float]] | list[tuple[flo
     return len(list(stages))
 
 
+SEEN_S = 4.0
+"""Nobody acts before on battery was read twice: an outage that only an earlier stop saves counts as past saving."""
+
+
 def last_chance(track: Track, need_s: float) -> int:
-    """Index of the last poll at which a stop still saves and halts; -1 if there is none. What an oracle does."""
+    """Index of the last poll at which a stop still saves and halts; -1 if that is before `SEEN_S`. An oracle's stop."""
     outage, load = track.outage, track.outage.load
     stages = [(need_s * outage.flush_x, load.flush_pct), (outage.halt_s, load.halt_pct)]
     low, high = -1, len(track.polls) - 1
@@ -136,7 +140,7 @@ def last_chance(track: Track, need_s: float) -> int:
             low = middle
         else:
             high = middle - 1
-    return low
+    return low if low >= 0 and track.polls[low].t >= SEEN_S else -1
 
 
 def trained(track: Track, until: float, early_at: float | None, flush_s: float, snapshots: int = 1) -> float:
