@@ -135,6 +135,7 @@ class Machine:
 
     def boot(self) -> None:
         """Switches it on; returns when everything that starts at boot has been started."""
+        self._cut()
         with (self.folder / "console.log").open("ab") as log:
             self._nspawn = subprocess.Popen(
                 [
@@ -177,17 +178,21 @@ class Machine:
 
     def close(self) -> None:
         """As a power cut, and nothing is left."""
+        self._cut()
+        subprocess.run(["umount", "--lazy", str(self.root)], check=False)
+        for group in Path("/sys/fs/cgroup").glob("*/payload"):  # nspawn leaves its groups behind; those in use stay
+            for folder, _, _ in os.walk(group, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+
+    def _cut(self) -> None:
         if self._nspawn is not None and self._nspawn.poll() is None:
             if self._init:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._init, signal.SIGKILL)
             self._nspawn.kill()
             self._nspawn.wait(20)
-        subprocess.run(["umount", "--lazy", str(self.root)], check=False)
-        for group in Path("/sys/fs/cgroup").glob("*/payload"):  # nspawn leaves its groups behind; those in use stay
-            for folder, _, _ in os.walk(group, topdown=False):
-                with contextlib.suppress(OSError):
-                    os.rmdir(folder)
+        self._nspawn, self._init = None, 0
 
     # ---- inside ------------------------------------------------------------------------------------
 
