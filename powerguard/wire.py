@@ -160,10 +160,14 @@ def parse_identity(name: bytes) -> tuple[str, int]:
 
 
 class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A question or an order on the control socket: "status", "flush", "park", "resume"."""
+    """A question or an order on the control socket: "status", "flush", "park", "resume", "batteries"; also
+    "battery-replaced", of the feed *ups* on the ISO date *day*.
+    """
 
     verb: str
     by: str = ""  # who asks, for the log
+    ups: str = ""
+    day: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -52,7 +52,7 @@ def fetch(run_dir: str) -> Status:
 
 def status(file: ConfigFile = None, run_dir: RunDir = "", as_json: Json = False) -> None:
     """Show what the daemon knows: power, runway, need, jobs."""
-    now = fetch(_run_dir(file, run_dir))
+    now = fetch(run_dir_of(file, run_dir))
     if as_json:
         say_json(now)
     else:
@@ -61,17 +61,17 @@ def status(file: ConfigFile = None, run_dir: RunDir = "", as_json: Json = False)
 
 def flush(file: ConfigFile = None, run_dir: RunDir = "") -> None:
     """Save now: every job writes a generation and trains on."""
-    _order(_run_dir(file, run_dir), "flush")
+    _order(run_dir_of(file, run_dir), "flush")
 
 
 def park(file: ConfigFile = None, run_dir: RunDir = "") -> None:
     """Save and stop: every job writes a generation and waits, until `powerguard resume`."""
-    _order(_run_dir(file, run_dir), "park")
+    _order(run_dir_of(file, run_dir), "park")
 
 
 def resume(file: ConfigFile = None, run_dir: RunDir = "") -> None:
     """Train on after `powerguard park`."""
-    run_dir = _run_dir(file, run_dir)
+    run_dir = run_dir_of(file, run_dir)
     _order(run_dir, "resume")
     with contextlib.suppress(DaemonUnreachable):
         gate = fetch(run_dir).gate
@@ -79,7 +79,8 @@ def resume(file: ConfigFile = None, run_dir: RunDir = "") -> None:
             warn(f"another outage now would leave too little for a flush and a halt: {gate}")
 
 
-def _run_dir(file: Path | None, run_dir: str) -> str:
+def run_dir_of(file: Path | None, run_dir: str) -> str:
+    """The folder of the daemon's sockets, as the options name it."""
     if run_dir:
         return run_dir
     return config.load(file, secrets=False).node.run_dir if file is not None else RUN_DIR

@@ -18,6 +18,8 @@ from powerguard.core.need import Need
 from powerguard.core.types import Sample
 from powerguard.errors import CannotCarry, DaemonUnreachable, PowerguardError
 from powerguard.node import clock, upsmon
+from powerguard.node.batteries import about, outage_words
+from powerguard.node.learned import LEARNED_FILE, looked_at
 from powerguard.node.status import Status
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -68,6 +70,7 @@ def check(
     findings.append(checks.own_directory("run", config.node.run_dir, "RuntimeDirectory= in the unit makes it"))
     findings.append(checks.halt(config))
     status = _daemon(config, findings)
+    config = _learned(config, findings)
     size = size or plan.newest_bytes(directory)
     if directory is not None:
         findings += checks.checkpoint_directory(directory, size)
@@ -87,6 +90,19 @@ def check(
         findings += _verdict(made)
         findings += _node(config, findings, tuple(samples), need, made)
     _answer(config, findings, made, as_json=as_json)
+
+
+def _learned(config: Config, findings: list[Finding]) -> Config:
+    """*config* as the daemon has it, with what outages taught."""
+    learned, why = looked_at(Path(config.node.state_dir) / LEARNED_FILE)
+    if why:
+        findings.append(checks.warn("learned", f"what outages taught can't be read: {why}", "see it with sudo"))
+        return config
+    config = learned.applied(config)
+    known = about(learned)
+    findings += [checks.ok(f"battery {one.feed}", f"last outage: {one.last}") for one in known.batteries if one.last]
+    findings.append(checks.ok("outages", outage_words(known.outages, known.back)))
+    return config
 
 
 def _daemon(config: Config, findings: list[Finding]) -> Status | None:

@@ -10,13 +10,13 @@ import msgspec
 import typer
 
 from powerguard import config, journal
-from powerguard.cli.out import say, say_json
+from powerguard.cli.out import say, say_json, seconds
 from powerguard.core.decide import decide
 from powerguard.core.policy import Policy
 from powerguard.core.state import Decision, State
 from powerguard.core.types import Actions, Announce, Halt
 from powerguard.errors import JournalError
-from powerguard.journal import Base, Done, Fault, Head, Rules, Tick
+from powerguard.journal import Base, Done, Fault, Head, Learnt, Rules, Tick
 
 _LATER = ("Ack", "Welcome", "Notice")
 """Small talk that isn't worth a line."""
@@ -116,7 +116,7 @@ def replay(
     if not as_json:
         _introduce(recording.head, policy)
     for record in recording.records:
-        if isinstance(record, Fault | Done) and not as_json:
+        if isinstance(record, Fault | Done | Learnt) and not as_json:
             say(f"  {_wall(recording.head, record.at)}  {_note(record)}")
         pair = walk.take(record)
         if pair is None:
@@ -182,7 +182,11 @@ def _words(actions: tuple[Actions, ...]) -> tuple[str, ...]:
     return tuple(f"{text} rank {', '.join(map(str, ranks))}" if ranks else text for text, ranks in found.items())
 
 
-def _note(record: Fault | Done) -> str:
+def _note(record: Fault | Done | Learnt) -> str:
+    if isinstance(record, Learnt):
+        seen = record.lesson.discharge
+        promised = "" if seen.bound_s is None else f", promised {seconds(seen.bound_s)} at least"
+        return f"{record.feed}: {seconds(seen.lasted_s)} on battery{promised}; {record.lesson.why}"
     return f"FAULT: {record.text}" if isinstance(record, Fault) else f"halt: {record.what}"
 
 

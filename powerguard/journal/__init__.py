@@ -2,7 +2,7 @@
 
 from powerguard.journal.book import Journal
 from powerguard.journal.read import Folded, Recording, fold, read
-from powerguard.journal.records import Base, Done, Fault, Head, Record, Rules, Tick
+from powerguard.journal.records import Base, Done, Fault, Head, Learnt, Record, Rules, Tick
 from powerguard.journal.write import File
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Folded",
     "Head",
     "Journal",
+    "Learnt",
     "Record",
     "Recording",
     "Rules",

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from powerguard.core.learn import Lesson
 from powerguard.core.messages import Ack, Notice, Welcome
 from powerguard.core.policy import Policy
 from powerguard.core.state import State
 from powerguard.core.types import Actions, Observation, Phase, Send
 from powerguard.journal.read import Folded
-from powerguard.journal.records import FORMAT, Base, Done, Fault, Head, Record, Rules, Tick, encode
+from powerguard.journal.records import FORMAT, Base, Done, Fault, Head, Learnt, Record, Rules, Tick, encode
 from powerguard.journal.write import Appender, File
 
 RECORDER_S = 600.0
@@ -130,6 +131,11 @@ class Journal:
     def done(self, at: float, what: str, *, done: bool, real: bool) -> bool:
         """Notes what became of an attempt to halt."""
         return self._write(Done(self._take(), at, what, done, real), durable=True)
+
+    def learnt(self, at: float, feed: str, lesson: Lesson, *, phi: float | None, proven: float | None) -> bool:
+        """Notes what a discharge of *feed* was promised to be, what it was, and what it taught."""
+        self._spill()
+        return self._write(Learnt(self._take(), at, feed, lesson, phi, proven), durable=False)
 
     def close(self, wait_s: float = 2.0) -> None:
         """Writes what is queued, for at most *wait_s*. What the recorder holds of a quiet time is dropped."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
+from powerguard.core.learn import Lesson
 from powerguard.core.policy import Policy
 from powerguard.core.state import State
 from powerguard.core.types import Actions, Observation, Phase
@@ -76,8 +77,19 @@ class Done(Struct, frozen=True, tag_field="k", tag="done", omit_defaults=True):
     real: bool = False  # not a dry run
 
 
-Record = Rules | Base | Tick | Fault | Done
-Line = Head | Rules | Base | Tick | Fault | Done
+class Learnt(Struct, frozen=True, tag_field="k", tag="learnt", omit_defaults=True):
+    """One discharge that is over: what was promised, what happened, and what it was taken for."""
+
+    n: int
+    at: float
+    feed: str
+    lesson: Lesson
+    phi: float | None = None  # measured and proven capacity of the battery after it, as shares of rated
+    proven: float | None = None
+
+
+Record = Rules | Base | Tick | Fault | Done | Learnt
+Line = Head | Rules | Base | Tick | Fault | Done | Learnt
 
 encode = msgspec.json.Encoder().encode
 decode_line = msgspec.json.Decoder(Line).decode

@@ -24,7 +24,7 @@ from powerguard.node.peers_seen import Credentials
 from powerguard.node.socket_file import SocketFile
 from powerguard.wire import Answer, Ask
 
-__all__ = ["CONTROL_SOCKET", "Answer", "Ask", "Control", "ask"]
+__all__ = ["CONTROL_SOCKET", "Answer", "Ask", "Control", "ask", "served"]
 
 CONTROL_SOCKET = "control.sock"
 ANSWER_WAIT_S = 5.0
@@ -62,6 +62,12 @@ def ask(path: str | Path, question: Ask, wait_s: float = ANSWER_WAIT_S) -> Answe
         raise DaemonUnreachable(f"the daemon at {path} answers strangely: {error}", todo="update both sides") from error
     finally:
         context.destroy(linger=0)
+
+
+def served(path: str | Path) -> bool:
+    """Whether a daemon may be behind *path*: one that refuses to be spoken to counts."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(os.fspath(path)) not in (errno.ENOENT, errno.ECONNREFUSED)
 
 
 def _nobody(path: str | Path) -> DaemonUnreachable:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import queue
 from collections.abc import Callable
+from datetime import date
 
 import structlog
 from msgspec.structs import replace
@@ -24,6 +25,8 @@ from powerguard.core.poll import poll_wait
 from powerguard.core.state import Decision, State
 from powerguard.core.types import Actions, Announce, Command, Halt, Observation, PageReport, Phase, Send
 from powerguard.errors import ConfigError, InvariantError
+from powerguard.node.batteries import Batteries, about
+from powerguard.node.inbox import Wish
 from powerguard.node.leave import going_down, last_resort, may_leave
 from powerguard.node.parts import Parts
 from powerguard.node.poweroff import Result
@@ -41,6 +44,7 @@ _TROUBLES = {
     "shutdown lock": ("shutdown_lock_failed", "a shutdown of the system wouldn't wait for training"),
     "shutdown delay": ("shutdown_delay_short", "a shutdown of the system wouldn't wait for a whole flush"),
     "gpus": ("gpus_failed", "the GPUs' power isn't as it should be"),
+    "learned": ("learned_failed", "what outages teach can't be written, and a restart won't know of it"),
 }
 """Troubles of this process: the event that is counted, and what people are told."""
 
@@ -54,7 +58,7 @@ class Daemon:
     """One node's daemon, from *state* on; *halt_done*: a halt of this boot was carried out already."""
 
     def __init__(self, config: Config, state: State, parts: Parts, *, halt_done: bool = False) -> None:
-        self.config, self.state, self._parts, self._halt_done = config, state, parts, halt_done
+        self.config, self.state, self._parts, self._halt_done = parts.learned.applied(config), state, parts, halt_done
         self.reason = ""
         self._started_at = parts.clock()
         self._stopping = False
@@ -107,6 +111,7 @@ class Daemon:
         parts.readers.close(logout=not going_down)
         parts.bus.close()
         parts.journal.close()
+        parts.learned.close()
         parts.teller.close()
         return code
 
@@ -149,6 +154,7 @@ class Daemon:
         self._greet(seen, now)
         if decision.state.phase is not before.phase:
             parts.count(f"phase_{decision.state.phase.value}")
+        self._guarded("learning", lambda: self._learn(before, now))
         self._guarded("looking after the shell", lambda: self._care(now))
         if self._stopping and self._may_leave(now):
             self._exit_code = 0
@@ -269,10 +275,34 @@ class Daemon:
             log.error("bus is in trouble", why=trouble)
         self._tell_troubles()
 
+    def _learn(self, before: State, now: float) -> None:
+        """Takes what has ended for a lesson; what was learned is in force from the next decision on line power on."""
+        parts, state = self._parts, self.state
+        for taught in parts.learned.watch(before, state, now, real=parts.power.way.real):
+            parts.journal.learnt(now, taught.feed, taught.lesson, phi=taught.phi, proven=taught.proven)
+            level = "warning" if taught.lesson.what == "replaced" else "info"
+            self._announce(Announce(level, "a time on battery is over, and was learned from", taught.facts()))
+        calm = state.phase is Phase.ONLINE and state.power is not None and state.power.on_battery is False
+        if calm and parts.learned.stale:
+            new = parts.learned.policy(self.config.policy)
+            if new != self.config.policy:
+                self.config = replace(self.config, policy=new)
+                parts.journal.rules(now, new)
+
+    def battery_replaced(self, feed: str, day: date) -> None:
+        """The operator's word, on their thread; in force from the next decision on line power on."""
+        self._parts.learned.replaced(feed, day)
+        self._parts.inbox.put(Wish())
+
+    def batteries(self) -> Batteries:
+        """What is known of each battery, on the thread of whoever asks."""
+        return about(self._parts.learned)
+
     def _tell_troubles(self) -> None:
         """Each trouble of this process once when it comes, and once when it is over."""
         parts = self._parts
-        found = {"journal": parts.journal.trouble, **parts.system.troubles(self.config.policy, self.state)}
+        own = {"journal": parts.journal.trouble, "learned": parts.learned.trouble}
+        found = {**own, **parts.system.troubles(self.config.policy, self.state)}
         for subject, why in found.items():
             was, self._troubles[subject] = self._troubles.get(subject, ""), why
             event, text = _TROUBLES[subject]
@@ -328,6 +358,7 @@ class Daemon:
 
     def _apply(self, new: Config) -> None:
         parts = self._parts
+        new = parts.learned.applied(new)
         changes = describe_change(self.config, new)
         for change in changes:
             later = change.startswith(("node.", "metrics.", "halt.delay_shutdown")) and not change.startswith(

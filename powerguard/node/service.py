@@ -12,15 +12,17 @@ from powerguard import __version__
 from powerguard import config as configuration
 from powerguard.config import Config, ShedConfig, UpsConfig
 from powerguard.core.types import Command
-from powerguard.errors import PowerguardError
+from powerguard.errors import PowerguardError, UsageError
 from powerguard.journal import Folded, Journal, fold
 from powerguard.node import clock, halt_ways, logs, memory, shed, tls
 from powerguard.node.ask import CONTROL_SOCKET, Answer, Ask, Control
+from powerguard.node.batteries import put_in, replaced_words, which
 from powerguard.node.bus import RANKS_SOCKET, Bus
 from powerguard.node.daemon import ORDERS, Daemon
 from powerguard.node.halt_ways import HALT_FILE, Way
 from powerguard.node.inbox import Inbox, Wish
 from powerguard.node.inhibit import Inhibitor
+from powerguard.node.learned import LEARNED_FILE, Learned
 from powerguard.node.metrics import Metrics
 from powerguard.node.parts import Parts
 from powerguard.node.poweroff import Poweroff
@@ -70,6 +72,7 @@ def serve(path: Path, *, really: bool, json_logs: bool) -> int:
         reload=lambda: _load(path, json_logs=json_logs),
         way=lambda new: _way(new, really=really),
         system=System(_inhibitor(config, inbox, really=really), lambda shed: _shedder(shed, boot, inbox)),
+        learned=Learned(Path(config.node.state_dir) / LEARNED_FILE, boot=boot),
     )
     daemon = service.daemon = Daemon(config, state, parts, halt_done=folded.halt_done)
     metrics = _metrics(config, daemon)
@@ -99,6 +102,10 @@ class _Service:
             return Answer(False, "the daemon is starting, ask again")
         if question.verb == "status":
             return Answer(True, data=msgspec.to_builtins(daemon.status()))
+        if question.verb == "batteries":
+            return Answer(True, data=msgspec.to_builtins(daemon.batteries()))
+        if question.verb == "battery-replaced":
+            return _battery_replaced(daemon, question)
         if question.verb not in ORDERS:
             return Answer(False, f"{question.verb[:40]!r} isn't an order; known are {', '.join(ORDERS)}")
         while not daemon.replies.empty():  # of an order whose asker had gone
@@ -110,6 +117,17 @@ class _Service:
         except Exception:
             return Answer(False, f"{question.verb}: not decided within {REPLY_S:g} s; see the log")
         return Answer(not reply.facts.get("refused"), reply.text)
+
+
+def _battery_replaced(daemon: Daemon, question: Ask) -> Answer:
+    try:
+        feed = which([ups.name for ups in daemon.config.ups], question.ups)
+        day = put_in(question.day)
+    except UsageError as err:
+        return Answer(False, str(err))
+    log.info("battery replaced", ups=feed, day=day.isoformat(), by=question.by, always=True)
+    daemon.battery_replaced(feed, day)
+    return Answer(True, replaced_words(feed, day))
 
 
 def _load(path: Path, *, json_logs: bool) -> Config:

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import msgspec
@@ -19,10 +20,11 @@ from powerguard.config import Config, loads
 from powerguard.core.messages import Exit, Hello, Prepare, Purpose, Resume
 from powerguard.core.state import State
 from powerguard.core.types import Comm, Command, Halt, PageReport, Phase, RankReport, Sample
-from powerguard.journal import File, Journal, Tick, fold, read
+from powerguard.journal import File, Journal, Learnt, Tick, fold, read
 from powerguard.node.daemon import Daemon
 from powerguard.node.inbox import Inbox, Wish
 from powerguard.node.inhibit import Shutdown
+from powerguard.node.learned import LEARNED_FILE, Learned
 from powerguard.node.logs import set_up
 from powerguard.node.parts import Parts
 from powerguard.node.poweroff import Poweroff
@@ -150,6 +152,7 @@ class Bench:
         self.comm = Comm.OK
         self.counted: list[str] = []
         self.pid1 = "systemd"
+        self.day = 20000.0
         self.start()
 
     def start(self) -> None:
@@ -174,6 +177,7 @@ class Bench:
             count=self.counted.append,
             system=self.system(self.inbox) if self.system else None,
             pid1=lambda: self.pid1,
+            learned=Learned(self.directory / LEARNED_FILE, boot=BOOT, day=lambda: self.day),
         )
         self.daemon = Daemon(self.config(), state, self.parts, halt_done=folded.halt_done)
         self.daemon.begin()
@@ -193,6 +197,7 @@ class Bench:
         """SIGKILL: nothing is said, nothing is closed but by the kernel."""
         self.power.close()
         self.journal.close()
+        self.parts.learned.close()
         self.start()
 
     def step(self, seconds: float = 1.0) -> State:
@@ -823,6 +828,96 @@ def test_troubles_of_the_system_are_told_once(tmp_path):
     assert "waits 5 s for training" in troubles
     assert "logind is gone" not in troubles
     assert ["shutdown_lock_failed", "shutdown_delay_short"] == [c for c in bench.counted if c.startswith("shutdown")]
+
+
+def whole_discharge(bench: Bench) -> None:
+    """A battery of 48 V that gives half of the 900 s promised, down to the knee, and then mains for over a minute."""
+    bench.variables |= {"battery.voltage": "54.0", "battery.voltage.nominal": "48", "battery.type": "PbAc"}
+    for _ in range(5):
+        bench.step()
+    bench.outage()
+    for second in range(450):
+        left = 1.0 - second / 450
+        bench.variables |= {
+            "battery.charge": f"{100 * left:.0f}",
+            "battery.runtime": f"{max(10.0, 450 * left):.0f}",
+            "battery.voltage": f"{49.0 - 2.0 * (1 - left) - (4.6 if left < 0.05 else 0.0):.1f}",
+        }
+        bench.step()
+    bench.mains()
+    bench.variables["battery.voltage"] = "54.0"
+    for _ in range(90):
+        bench.step()
+
+
+def test_a_whole_discharge_teaches_and_the_next_daemon_knows_it(tmp_path):
+    """Journalled with promise and outcome, in force at once and after a restart, and taught only once."""
+    bench = Bench(tmp_path, real=False)
+    before = bench.daemon.config.policy.feeds[0]
+    whole_discharge(bench)
+    assert bench.daemon.state.phase is Phase.ONLINE
+    learned = bench.daemon.config.policy.feeds[0]
+    bench.restart()
+    for _ in range(90):
+        bench.step()
+    bench.journal.close()
+    (path,) = tmp_path.glob("journal-*")
+    (note,) = [record for record in read(path).records if isinstance(record, Learnt)]
+
+    assert before.learned_phi is None
+    assert "measured" == note.lesson.what
+    assert note.lesson.discharge.promised_s is not None
+    assert note.lesson.discharge.bound_s is not None
+    assert note.lesson.discharge.lasted_s == pytest.approx(450, abs=5)
+    assert 0.4 < learned.learned_phi < 0.7
+    assert bench.daemon.config.policy.feeds[0].learned_phi == learned.learned_phi
+    assert 1 == bench.daemon.batteries().outages
+
+
+def test_a_replaced_battery_begins_anew_in_the_running_daemon(tmp_path):
+    """The operator's word is in force at the next decision, and after a restart; a reload doesn't undo it."""
+    bench = Bench(tmp_path, real=False)
+    whole_discharge(bench)
+    assert bench.daemon.config.policy.feeds[0].learned_phi is not None
+    bench.daemon.battery_replaced(FEED, date(2024, 10, 1))
+    bench.step()
+    for again in (lambda: None, lambda: bench.inbox.put(Wish("reload")), bench.restart):
+        again()
+        bench.step()
+        feed = bench.daemon.config.policy.feeds[0]
+        assert (None, "2024-10-01") == (feed.learned_phi, feed.battery_installed)
+        assert feed.age_y == pytest.approx(0.01, abs=0.011)
+
+
+def test_what_was_learned_waits_for_line_power(tmp_path):
+    """In mid-outage the rules stay as they are, whatever is learned."""
+    bench = Bench(tmp_path)
+    bench.step()
+    bench.outage()
+    bench.step()
+    bench.daemon.battery_replaced(FEED, date(2024, 10, 1))
+    for _ in range(5):
+        bench.step()
+    assert "" == bench.daemon.config.policy.feeds[0].battery_installed
+    bench.mains()
+    bench.run(_until(Phase.ONLINE))
+    bench.step()
+    assert "2024-10-01" == bench.daemon.config.policy.feeds[0].battery_installed
+
+
+def test_a_halt_teaches_that_the_outage_lasted_at_least_so_long(tmp_path):
+    """Its end isn't seen, so it counts as a long one; in a dry run the mains' return counts it, once."""
+    bench = Bench(tmp_path / "real")
+    blackout(bench)
+    bench.step()
+    assert 1 == bench.daemon.batteries().outages
+    dry = Bench(tmp_path / "dry", real=False)
+    blackout(dry)
+    dry.step()
+    assert 0 == dry.daemon.batteries().outages
+    dry.mains()
+    dry.run(_until(Phase.ONLINE))
+    assert 1 == dry.daemon.batteries().outages
 
 
 def test_orders_of_the_operator_are_answered(tmp_path):
