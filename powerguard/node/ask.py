@@ -32,11 +32,15 @@ ANSWER_WAIT_S = 5.0
 
 def ask(path: str | Path, question: Ask, wait_s: float = ANSWER_WAIT_S) -> Answer:
     """The daemon's answer. Raises DaemonUnreachable, with what to do, if none comes within *wait_s*."""
-    if not os.access(path, os.R_OK | os.W_OK):
-        folder = os.path.dirname(path) or "."
-        if os.path.exists(path) or (os.path.isdir(folder) and not os.access(folder, os.X_OK)):
-            raise DaemonUnreachable(f"this user may not use {path}", todo="use sudo, or join the socket's group")
-        raise _nobody(path)
+    try:
+        os.stat(path)
+        usable = os.access(path, os.R_OK | os.W_OK)
+    except PermissionError:  # a folder on the way is closed to this user
+        usable = False
+    except OSError:
+        raise _nobody(path) from None
+    if not usable:
+        raise DaemonUnreachable(f"this user may not use {path}", todo="use sudo, or join the socket's group")
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(os.fspath(path)) == errno.ECONNREFUSED:
             raise _nobody(path)  # a killed daemon leaves its socket behind

@@ -103,7 +103,13 @@ def test_an_interrupted_drill_leaves_nothing_behind(tmp_path):
     """Ctrl-C while ranks train: every process is gone, and so are the sockets."""
     out = tmp_path / "drill"
     command = [sys.executable, "-m", "powerguard.cli", "drill", "blackout", "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # Where tests run in a shell's background, SIGINT comes ignored, and Python would leave it so.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
     end = time.monotonic() + 60
     while not list(out.glob("trace/rank-*.jsonl")):
         assert time.monotonic() < end, "ranks never started"

@@ -384,9 +384,14 @@ def test_a_parked_thread_lets_others_run_and_hears_signals(attach, daemon, event
         for step in range(100):
             guard.boundary(step)
 
-    at_once(count_and_interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        train()
+    # Where tests run in a shell's background, SIGINT comes ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        at_once(count_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
     assert len(counted) > 1000
     assert guard._desk.busy == ""
