@@ -121,6 +121,18 @@ def test_a_life_under_systemd(service):
     assert asked[-1] == "LOGOUT"
 
 
+def test_a_running_daemon_takes_the_word_of_a_replaced_battery(service):
+    """It is asked, not gone round: the daemon keeps the day, shows it, and refuses a UPS that it doesn't have."""
+    code, said = service.call("battery", "replaced", "demo", "--on", "2026-05-17")
+    assert (code, "battery of 2026-05-17" in said) == (0, True)
+    kept = service.folder / "state" / "learned.json"
+    eventually(lambda: kept.exists() and "2026-05-17" in kept.read_text())
+    (battery,) = json.loads(service.call("battery", "list", "--json")[1])["batteries"]
+    assert battery["installed"] == "2026-05-17"
+    code, said = service.call("battery", "replaced", "other")
+    assert (code, "is no UPS of this node" in said) == (1, True)
+
+
 def test_orders_are_answered_with_what_came_of_them(service):
     """park and resume work and say so; flush without a job is refused with the reason and code 1."""
     eventually(lambda: json.loads(service.call("status", "--json")[1])["on_battery"] is False)

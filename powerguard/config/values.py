@@ -42,7 +42,7 @@ class NodeConfig(Struct, frozen=True):
     name: str = ""  # as seen by people and ranks; the host's name when absent
     min_supplies: int = 1  # becomes Policy.min_supplies
     run_dir: str = "/run/powerguard"  # sockets
-    state_dir: str = "/var/lib/powerguard"  # journal
+    state_dir: str = "/var/lib/powerguard"  # journal, and what outages taught
     socket_group: str = ""  # group that may use the sockets; "" = the group of run_dir
 
 
