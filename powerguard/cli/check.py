@@ -96,7 +96,7 @@ def _learned(config: Config, findings: list[Finding]) -> Config:
     """*config* as the daemon has it, with what outages taught."""
     learned, why = looked_at(Path(config.node.state_dir) / LEARNED_FILE)
     if why:
-        findings.append(checks.warn("learned", f"what outages taught can't be read: {why}", "see it with sudo"))
+        findings.append(checks.warn("learned", f"can't be read: {why}", "use sudo; damaged, the daemon begins anew"))
         return config
     config = learned.applied(config)
     known = about(learned)

@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 
 from powerguard.cli import run
 from powerguard.core.discharge import Discharge
@@ -141,4 +143,24 @@ def test_a_daemon_that_answers_is_the_one_to_edit(node, capsys):
                 assert (0 if ok else 1) == code
                 assert "rack 2026-01-02" in (out if ok else err)
         assert not served(path)
+        assert before == (node / LEARNED_FILE).read_bytes()
+
+
+def test_a_daemon_that_cannot_be_understood_is_not_gone_round(node, capsys):
+    """Something serves the socket and answers noise: it may hold the record, so the file isn't touched."""
+    with tempfile.TemporaryDirectory(prefix="pg-") as run_dir, zmq.Context() as context:
+        path, before = Path(run_dir) / CONTROL_SOCKET, (node / LEARNED_FILE).read_bytes()
+        with context.socket(zmq.ROUTER) as router:
+            router.bind(f"ipc://{path}")
+
+            def answer() -> None:
+                router.send_multipart([*router.recv_multipart()[:2], b"noise"])
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            code, _, err = called(f"battery replaced rack --run-dir {run_dir}", node, capsys)
+            thread.join()
+
+        assert 10 == code
+        assert "strangely" in err
         assert before == (node / LEARNED_FILE).read_bytes()

@@ -228,8 +228,10 @@ def test_the_later_date_of_installation_wins():
     learned.watch(START, after(WHOLE, 9000.0), 9100.0, real=True)
     assert in_force(learned, before).learned_phi is not None
     newer = learned.applied(config('battery_installed = "2024-01-01"\n')).policy.feeds[0]
-
     assert (None, "2024-01-01") == (newer.learned_phi, newer.battery_installed)
+    (taught,) = learned.watch(START, after(BLIP, 9900.0), 9990.0, real=True)
+
+    assert (None, pytest.approx(0.1)) == (taught.phi, taught.proven)
 
 
 def test_shares_of_another_table_are_left_aside():
