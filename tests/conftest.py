@@ -6,8 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from powerguard.sim.upsd import HEALTHY, SimUpsd
+
+# The same examples each time, and no verdict by the clock: a slow machine isn't a bug.
+settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 @pytest.fixture
