@@ -130,7 +130,7 @@ def _settle(job: Job, now: float) -> None:
 def _shared(policy: Policy, known: dict[str, Feed], jobs: dict[float, Job], now: float) -> Power | None:
     """The view of the node if it is the same for all needs: it depends on them only where the reported runtime is
     within one of them, where the battery has said nothing yet (and in tests of it, of which there are none here)."""
-    longest = max(job.need(policy, now).drain_s for job in jobs.values()) + policy.margin_s
+    longest = max(job.need(policy, now).used_s for job in jobs.values()) + policy.margin_s
     reading, draw = known[FEED].reading, known[FEED].runway.draw
     if draw is None or not draw.arrived:
         return None
@@ -152,7 +152,7 @@ def _step(
     """One decision; two at the first poll of an outage, as the daemon's loop would make them within 0.2 s."""
     need = job.need(policy, now)
     if power is None:
-        power = view(policy, known, now, save_s=need.drain_s + policy.margin_s, halt_s=need.halt_s)
+        power = view(policy, known, now, save_s=need.used_s + policy.margin_s, halt_s=need.halt_s)
     seen = FlushView(state=flush, underway=job.writing(now) or flush is Flush.UNDERWAY, quiet=False, gone=False)
     nxt = transition(policy, phase, power, need, seen, now)
     if nxt.phase is Phase.ON_BATTERY and phase.phase is Phase.ONLINE:

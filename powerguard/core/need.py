@@ -42,7 +42,7 @@ class Need(Struct, frozen=True):
     measured: bool = True  # False: some rank has measured no write, the default stands in where it is longer
 
     @property
-    def drain_s(self) -> float:
+    def used_s(self) -> float:
         """`total_s` in seconds at the training load, which is what a runway is counted in."""
         return self.eased * self.save_s + max(self.eased, EASED_HALT_LEAST) * self.halt_s
 

@@ -31,10 +31,10 @@ from msgspec.structs import replace
 from powerguard.core import capacity
 from powerguard.core.bound import FROM_S, Bound, bound
 from powerguard.core.discharge import Discharge
-from powerguard.core.drain import LOAD_LEAST, RUNTIME_MOST_S, Poll, drain, stretch
 from powerguard.core.draw import EMPTY, PRESENT, Draw, Mains, Runway, Tally
 from powerguard.core.evidence import Voltage, step_charge, step_runtime
 from powerguard.core.load import LOAD_EW_S, Load, left_after_easing
+from powerguard.core.on_battery import LOAD_LEAST, RUNTIME_MOST_S, Poll, absorb_poll, stretch
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.types import Comm, Reading
 
@@ -98,7 +98,7 @@ def absorb(policy: Policy, feed: FeedPolicy, state: Runway, reading: Reading, no
         lithium = capacity.lithium(feed, reading.chemistry, reading.voltage)
         ref, settle = draw.load.ref, draw.settle
         poll = Poll(policy, feed, mains, reading, now, since_ok, fresh or first, partial, usual, lithium)
-        draw = drain(poll, draw)
+        draw = absorb_poll(poll, draw)
         if settle and not draw.settle and draw.idle and draw.load.ref > 0.0 and ref > 0.0:
             idle_ratio = draw.load.ref / ref
     elif on is not None:

@@ -59,7 +59,7 @@ class Case(Struct, frozen=True):
     def spare_s(self) -> float | None:
         """Runway less need and margin; None = unknown."""
         runway = self.power.runway_s
-        return None if runway is None else runway - self.need.drain_s - self.policy.margin_s
+        return None if runway is None else runway - self.need.used_s - self.policy.margin_s
 
 
 def why_stop(case: Case) -> str:
@@ -69,7 +69,7 @@ def why_stop(case: Case) -> str:
         return power.save_now
     if power.blind_s is not None and power.blind_s >= policy.blind_save_s:
         return f"on battery and nothing fresh from the UPS for {power.blind_s:.0f} s"
-    if power.runway_s is not None and power.runway_s - case.need.drain_s <= policy.margin_s:
+    if power.runway_s is not None and power.runway_s - case.need.used_s <= policy.margin_s:
         return (
             f"runway {power.runway_s:.0f} s ({power.by}) <= "
             f"need {_need_text(case.need)} + margin {policy.margin_s:.0f} s"
@@ -170,7 +170,7 @@ def _nearly_spent(case: Case) -> str:
 
 def _need_text(need: Need) -> str:
     """The need in seconds of the training load, and as a clock would count it where that is more."""
-    plain = f"{need.drain_s:.0f} s"
+    plain = f"{need.used_s:.0f} s"
     return plain if need.eased >= 1.0 else f"{plain} of this load ({need.total_s:.0f} s at a flush's)"
 
 

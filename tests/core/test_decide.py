@@ -131,18 +131,18 @@ def test_other_reasons_to_stop(power: Power, now: float, policy: Policy, word: s
 
 
 @pytest.mark.parametrize(
-    ("flush_load", "drain_s"), [(1.0, 145.0), (0.8, 1.15 * 0.8**1.1 * 145.0), (0.3, 77.0), (0.0, 77.0)]
+    ("flush_load", "used_s"), [(1.0, 145.0), (0.8, 1.15 * 0.8**1.1 * 145.0), (0.3, 77.0), (0.0, 77.0)]
 )
-def test_a_flush_at_less_load_takes_less_of_the_runway(flush_load: float, drain_s: float):
+def test_a_flush_at_less_load_takes_less_of_the_runway(flush_load: float, used_s: float):
     """100 s of flush and 45 s of halt at a part of the training load: the stop comes later by what they don't draw,
     never by more than half, and the sentence tells both numbers."""
     need = Need(flush_s=100.0, write_s=100.0, halt_s=45.0, save_s=100.0, total_s=145.0, eased=eased(flush_load))
     view = at(Phase.ON_BATTERY, snapshot_at=110.0)
-    answer = step(view, replace(OFF, runway_s=drain_s + 10.0), need=need)
+    answer = step(view, replace(OFF, runway_s=used_s + 10.0), need=need)
 
-    assert need.drain_s == pytest.approx(drain_s)
+    assert need.used_s == pytest.approx(used_s)
     assert Phase.FLUSHING is answer.phase
-    assert Phase.ON_BATTERY is step(view, replace(OFF, runway_s=drain_s + 10.1), need=need).phase
+    assert Phase.ON_BATTERY is step(view, replace(OFF, runway_s=used_s + 10.1), need=need).phase
     assert ("145 s at a flush's" in answer.reason) == (flush_load < 1.0)
 
 

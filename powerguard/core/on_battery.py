@@ -72,7 +72,7 @@ class Poll(NamedTuple):
     lithium: bool
 
 
-def drain(poll: Poll, draw: Draw) -> Draw:
+def absorb_poll(poll: Poll, draw: Draw) -> Draw:
     """One poll on battery."""
     reading, now, fresh = poll.reading, poll.now, poll.fresh
     t = now - draw.since
