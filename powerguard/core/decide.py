@@ -38,7 +38,15 @@ from powerguard.core.serve import entered, flush_view, notices, serve
 from powerguard.core.state import Decision, State
 from powerguard.core.tell import Reply, announce
 from powerguard.core.types import Actions, Command, Halt, Observation, Phase
-from powerguard.core.why import Case, spare_text, why_halt, why_halt_unflushed, why_snapshot, why_stop
+from powerguard.core.why import (
+    Case,
+    spare_text,
+    why_halt,
+    why_halt_unflushed,
+    why_snapshot,
+    why_snapshot_unheard,
+    why_stop,
+)
 
 HURRY_S = 2.0
 """After an FSD ranks have this long to quiesce, and then to leave (of the 15 s that a primary waits)."""
@@ -129,14 +137,28 @@ def _online(case: Case) -> Next:
     if case.view.fsd_at is not None:
         return _stop(case, replace(case.view, event_at=now), f"forced shutdown (FSD) by {power.fsd}")
     if power.on_battery is None:
-        return _stay(case.view, f"on line power as far as known: {power.reason}")
+        return _unknown(case)
     if not power.on_battery:
-        return _stay(case.view, "on line power")
+        view = case.view
+        return _stay(view if view.unknown_at is None else replace(view, unknown_at=None), "on line power")
     since = now if power.since is None else min(now, power.since)
     if now - since < case.policy.confirm_s:
         return _stay(case.view, f"on battery for {now - since:.0f} s, believed after {case.policy.confirm_s:.0f} s")
     view = PhaseView(event_at=since, ended_at=case.view.ended_at)
     return _to(case, view, Phase.ON_BATTERY, f"on battery: {power.reason}")
+
+
+def _unknown(case: Case) -> Next:
+    """Last heard on line, and silent: no outage, but links break at the moment of a transfer (nut#2925). One snapshot
+    for each silence is cheap, and all that an outage without a word would leave."""
+    view = case.view
+    if view.unknown_at is None:
+        view = replace(view, unknown_at=case.now)
+        case = replace(case, view=view)
+    why = why_snapshot_unheard(case)
+    if why:
+        return Next(replace(view, snapshot_at=case.now), (Do.SNAPSHOT,), f"snapshot: {why}")
+    return _stay(view, f"on line power as far as known: {case.power.reason}")
 
 
 def _on_battery(case: Case) -> Next:

@@ -21,6 +21,7 @@ class PhaseView(Struct, frozen=True, omit_defaults=True):
     event_at: float | None = None  # the outage began; None = no outage (ONLINE, or parked by the operator only)
     ended_at: float | None = None  # the last outage ended
     snapshot_at: float | None = None  # the last SNAPSHOT was ordered in this event
+    unknown_at: float | None = None  # ONLINE: nobody has known since then whether mains are there
     fsd_at: float | None = None  # a new FSD was seen in this event
     held: bool = False  # parked by the operator: only their "resume" ends it
     leave_at: float | None = None  # the system is shutting down, and waits for the flush until then

@@ -125,6 +125,21 @@ def _since_last(view: PhaseView) -> float | None:
     return max(0.0, view.event_at - view.ended_at)
 
 
+def why_snapshot_unheard(case: Case) -> str:
+    """Why all ranks should stage now, on line as far as known, with nobody to say so: once for each silence."""
+    policy, view = case.policy, case.view
+    if policy.snapshot == "never" or case.flush.state is Flush.NONE or case.flush.underway or view.unknown_at is None:
+        return ""
+    silent_s = case.now - view.unknown_at
+    if silent_s < policy.snapshot_after_s:
+        return ""
+    if view.snapshot_at is not None:
+        age = case.now - view.snapshot_at
+        if view.snapshot_at >= view.unknown_at or age < policy.snapshot_again_s:
+            return ""
+    return f"nobody knows for {silent_s:.0f} s whether mains are there: {case.power.reason}"
+
+
 def why_halt(case: Case) -> str:
     """Why a parked node on battery must be powered off now."""
     policy, power, view = case.policy, case.power, case.view

@@ -79,6 +79,22 @@ def test_unknown_power_without_an_outage_only_waits():
     assert "never heard from" in answer.reason
 
 
+def test_silence_on_line_power_is_worth_one_snapshot():
+    """The link may have broken at the moment of a transfer: after `snapshot_after_s` of not knowing one snapshot is
+    ordered, not a second one in the same silence, and in the next only once `snapshot_again_s` has passed."""
+    silent, view, ordered = Power(None, reason="ups was on line when last heard"), at(Phase.ONLINE), []
+    for now in range(200, 1200, 2):
+        answer = step(view, ON if 500 <= now < 520 or now == 950 else silent, now=float(now))
+        view = answer.view
+        ordered += [now] * (Do.SNAPSHOT in answer.orders)
+
+        assert Phase.ONLINE is answer.phase
+
+    assert ordered == [210, 810]
+    assert step(at(Phase.ONLINE, unknown_at=100.0), silent, NOBODY).orders == ()
+    assert step(at(Phase.ONLINE, unknown_at=100.0), silent, policy=replace(POLICY, snapshot="never")).orders == ()
+
+
 @pytest.mark.parametrize(("confirm_s", "now", "phase"), [
     (0.0, 100.0, Phase.ON_BATTERY),
     (3.0, 102.9, Phase.ONLINE),
