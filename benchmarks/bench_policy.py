@@ -24,7 +24,7 @@ from policy.study import F5, OURS, Setting, Study, study
 
 from powerguard.sim.population import FLAWS, REPORTING, TUNING
 
-SUSTAINED, RIDES = 3_500, 11_600
+SUSTAINED, RIDES = 3_450, 11_300
 FLAW_SUSTAINED, FLAW_RIDES = 1_200, 1_500
 
 

@@ -34,28 +34,28 @@ class Job:
 
     flush_s: float  # actual
     measured_s: float
-    planned_s: float
+    need: Need  # what `need.reckon` makes of one job of one rank that has measured itself
     snapshot_done: float = math.inf  # instant at which the snapshot that is being written is durable
     durable_from: float | None = None  # when the newest durable snapshot of this outage was staged
     snapshots: int = 0
 
-    def need(self, policy: Policy, now: float) -> Need:
-        """What `need.reckon` makes of one job of one rank that has measured itself."""
-        pending = max(0.0, self.planned_s - (now - (self.snapshot_done - self.flush_s))) if self.writing(now) else 0.0
-        save_s = max(pending, self.planned_s)
-        return Need(
-            flush_s=self.planned_s,
-            write_s=self.planned_s,
-            pending_s=pending,
-            halt_s=policy.halt_s,
-            save_s=save_s,
-            total_s=save_s + policy.halt_s,
-            eased=eased(policy.flush_load),
-        )
-
     def writing(self, now: float) -> bool:
         """A snapshot is being written."""
         return self.snapshots > 0 and now < self.snapshot_done < math.inf
+
+
+def job_of(policy: Policy, track: Track, need_s: float) -> Job:
+    """A job whose flush was measured to take *need_s*. A snapshot underway never counts more than the flush."""
+    planned_s = policy.flush_factor * need_s
+    need = Need(
+        flush_s=planned_s,
+        write_s=planned_s,
+        halt_s=policy.halt_s,
+        save_s=planned_s,
+        total_s=planned_s + policy.halt_s,
+        eased=eased(policy.flush_load),
+    )
+    return Job(need_s * track.outage.flush_x, need_s, need)
 
 
 def policy_of(track: Track, *, learned: bool) -> Policy:
@@ -93,9 +93,9 @@ def play_ours(track: Track, needs: tuple[float, ...], *, learned: bool) -> dict[
     """The shipped policy, for all needs at once."""
     policy = policy_of(track, learned=learned)
     known = begin(policy, track)
-    outage = track.outage
     views = {need: PhaseView() for need in needs}
-    jobs = {need: Job(need * outage.flush_x, need, policy.flush_factor * need) for need in needs}
+    jobs = {need: job_of(policy, track, need) for need in needs}
+    longest_s = max(job.need.used_s for job in jobs.values()) + policy.margin_s
     outcomes: dict[float, Outcome] = {}
     capped = False
     for poll in track.polls:
@@ -104,7 +104,7 @@ def play_ours(track: Track, needs: tuple[float, ...], *, learned: bool) -> dict[
             capped = True
             known = step_load(policy, known, now, track.outage.load.capped(CAP_SHARE) / track.outage.load.train_pct)
         known = {FEED: hear(policy, known[FEED], poll.reading, "", now)}
-        shared = _shared(policy, known, jobs, now)
+        shared = _shared(policy, known, longest_s, now)
         for need in needs:
             if need in outcomes:
                 continue
@@ -127,14 +127,13 @@ def _settle(job: Job, now: float) -> None:
         job.durable_from = job.snapshot_done - job.flush_s
 
 
-def _shared(policy: Policy, known: dict[str, Feed], jobs: dict[float, Job], now: float) -> Power | None:
+def _shared(policy: Policy, known: dict[str, Feed], longest_s: float, now: float) -> Power | None:
     """The view of the node if it is the same for all needs: it depends on them only where the reported runtime is
     within one of them, where the battery has said nothing yet (and in tests of it, of which there are none here)."""
-    longest = max(job.need(policy, now).used_s for job in jobs.values()) + policy.margin_s
     reading, draw = known[FEED].reading, known[FEED].runway.draw
     if draw is None or not draw.arrived:
         return None
-    if reading is not None and reading.runtime_s is not None and reading.runtime_s <= longest:
+    if reading is not None and reading.runtime_s is not None and reading.runtime_s <= longest_s:
         return None
     return view(policy, known, now, save_s=0.0, halt_s=policy.halt_s)
 
@@ -150,7 +149,7 @@ def _step(
     power: Power | None = None,
 ) -> tuple[PhaseView, Power]:
     """One decision; two at the first poll of an outage, as the daemon's loop would make them within 0.2 s."""
-    need = job.need(policy, now)
+    need = job.need
     if power is None:
         power = view(policy, known, now, save_s=need.used_s + policy.margin_s, halt_s=need.halt_s)
     seen = FlushView(state=flush, underway=job.writing(now) or flush is Flush.UNDERWAY, quiet=False, gone=False)

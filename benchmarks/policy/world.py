@@ -121,7 +121,7 @@ def survives(ups: SimUps, stages: Iterator[tuple[float, float]] | list[tuple[flo
         dc = ups.spec.losses.dc(load_pct / 100.0)
         if battery.lasts_s(dc, seconds + 1.0) < seconds:
             return done
-        battery.drain(seconds, dc)
+        battery.discharge(seconds, dc)
     return len(list(stages))
 
 

@@ -161,7 +161,7 @@ class SimUps:
         while left > 1e-9 and self.alive:
             dt = min(left, _STEP_S)
             left -= dt
-            self.battery.drain(dt, dc)
+            self.battery.discharge(dt, dc)
             self.firmware.advance(dt, mains=False, p=self._p, v=self.battery.cell_v(dc), charged=0.0)
             self.alive = not self.battery.flat(dc)
 

@@ -150,7 +150,7 @@ def head_at(cells: Cells, dc: float, cell_v: float) -> float:
 
 
 class Battery:
-    """What one string holds now. `drain` and `charge` move it on; everything else only looks."""
+    """What one string holds now. `discharge` and `charge` move it on; everything else only looks."""
 
     __slots__ = ("_decay", "_decay_dt", "cells", "held_s", "lag_s", "loaded_s")
 
@@ -178,7 +178,7 @@ class Battery:
         """Share of the present capacity that both wells hold."""
         return self.held_s / self.cells.full_s
 
-    def drain(self, dt_s: float, dc: float) -> None:
+    def discharge(self, dt_s: float, dc: float) -> None:
         """*dt_s* at constant battery power *dc*."""
         kind = self.cells.chemistry
         if dt_s != self._decay_dt:

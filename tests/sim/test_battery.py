@@ -64,7 +64,7 @@ def test_volts_near_the_end_follow_eatons_table(load):
     dc = losses.dc(load / 100)
     end = battery.lasts_s(dc)
     for minutes, volts in zip((5, 4, 3, 2), reversed(BLADE[load]), strict=True):
-        battery.drain(end - 60.0 * minutes - battery.loaded_s, dc)
+        battery.discharge(end - 60.0 * minutes - battery.loaded_s, dc)
 
         assert volts == pytest.approx(battery.cell_v(dc), abs=0.02)
 
@@ -75,7 +75,7 @@ def test_lithium_hardly_minds_the_rate():
     k = math.log(rated_runtime_s(spec, 50) / rated_runtime_s(spec, 100)) / math.log(2)
     battery = Battery(build(LFP, 300.0))
     early = battery.cell_v(1.0)
-    battery.drain(240.0, 1.0)
+    battery.discharge(240.0, 1.0)
 
     assert 1.0 <= k <= 1.10
     assert early - battery.cell_v(1.0) < 0.12
