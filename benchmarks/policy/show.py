@@ -77,10 +77,21 @@ def plot(study: Study, path: Path) -> None:
     pyplot.close(figure)
 
 
+LIFT = {"upsmon OB+LB": 9, "battery.runtime x1.0": 2, "battery.runtime x0.7": -6, "battery.runtime x0.5": -14}
+"""Points of labels above their dots: these four lie on each other."""
+
+
 def _point(panel: Any, row: dict[str, Any]) -> None:
-    name = row["policy"]
+    name, x, y = row["policy"], row["kept_pct"], row["lost_pct"]
     colour = "tab:blue" if name in OURS else "black" if name == "oracle" else "tab:red"
-    panel.plot(row["kept_pct"], row["lost_pct"], "o", color=colour, markersize=5)
+    panel.plot(x, y, "o", color=colour, markersize=5)
+    leftward = x > 45
     panel.annotate(
-        name, (row["kept_pct"], row["lost_pct"]), textcoords="offset points", xytext=(4, 4), fontsize=6.5, color=colour
+        name,
+        (x, y),
+        textcoords="offset points",
+        xytext=(-6 if leftward else 5, LIFT.get(name, 3)),
+        ha="right" if leftward else "left",
+        fontsize=6.5,
+        color=colour,
     )

@@ -349,11 +349,12 @@ def test_the_state_at_the_stop_step_is_what_is_saved(attach, daemon, eventually,
     for purpose, done in ((Purpose.SNAPSHOT, "snapshotted"), (Purpose.STOP, "parked")):
         daemon.order(purpose)
         step = guard.step
+        if purpose is Purpose.STOP:
+            # once: a second one would wait for a parking that doesn't come again
+            resumer = at_once(lambda: (eventually(lambda: daemon.outcome == "parked"), daemon.resume()))
         while daemon.outcome != done:
             step += 1
             fill(state, float(step))
-            if purpose is Purpose.STOP:
-                at_once(lambda: (eventually(lambda: daemon.outcome == "parked"), daemon.resume()))
             assert guard.boundary(step) is GO
             if purpose is Purpose.STOP and daemon.outcome == "idle":
                 break
@@ -362,6 +363,7 @@ def test_the_state_at_the_stop_step_is_what_is_saved(attach, daemon, eventually,
         guard._saver.flusher.load(latest(tmp_path / "ckpt").generation, state)
         assert latest(tmp_path / "ckpt").generation.step == stopped
         assert float(state["model"].weight.detach()[3, 3]) == float(stopped)
+    resumer.join(60)
 
 
 @pytest.mark.slow
