@@ -28,6 +28,8 @@ __all__ = ["CONTROL_SOCKET", "Answer", "Ask", "Control", "ask", "served"]
 
 CONTROL_SOCKET = "control.sock"
 ANSWER_WAIT_S = 5.0
+LOOK_AGAIN_MS = 10_000
+"""Nothing but a question or `close` has to wake the thread; this is only the bound."""
 
 
 def ask(path: str | Path, question: Ask, wait_s: float = ANSWER_WAIT_S) -> Answer:
@@ -90,6 +92,7 @@ class Control:
         self._file = SocketFile(path, mode=mode, group=group)
         self._context = zmq.Context()
         self._closing = threading.Event()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # a poll that looks five times a second costs CPU
         self._trouble = ""
         try:
             self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
@@ -100,6 +103,7 @@ class Control:
         except BaseException:
             self._context.destroy(linger=0)
             self._file.close()
+            os.close(self._wake)
             raise
         self._thread = self._start()
 
@@ -120,14 +124,19 @@ class Control:
         if self._closing.is_set():
             return
         self._closing.set()
+        os.eventfd_write(self._wake, 1)
         self._thread.join(5.0)
         self._context.destroy(linger=200)
         self._file.close()
+        os.close(self._wake)
 
     def _run(self) -> None:
         try:
+            poller = zmq.Poller()
+            for source in (self._socket, self._wake):
+                poller.register(source, zmq.POLLIN)
             while not self._closing.is_set():
-                if self._socket.poll(200):
+                if self._socket in dict(poller.poll(LOOK_AGAIN_MS)):
                     self._one(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
         except Exception as error:
             self._trouble = f"{type(error).__name__}: {error}"

@@ -5,6 +5,8 @@ delivered is dropped: the core says it again until it is acknowledged.
 
 A rank is known by the fixed identity of its socket (`wire.identity`), so that a restarted daemon can speak to it as
 soon as it has reconnected. The user who registers a job owns it while one of its processes lives: nobody else is heard.
+A rank that stages has a deputy beside it, a process that can make staged states durable: what it says counts as said
+for its rank, and it is told what concerns that.
 """
 
 from __future__ import annotations
@@ -21,7 +23,21 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from powerguard import wire
-from powerguard.core.messages import Hello, ToRank
+from powerguard.core.messages import (
+    Ack,
+    Decide,
+    Exit,
+    Failed,
+    Held,
+    Hello,
+    Plan,
+    Resume,
+    Seal,
+    Sealed,
+    SealWritten,
+    Shard,
+    ToRank,
+)
 from powerguard.core.types import PageReport, RankReport
 from powerguard.node.ask import Control
 from powerguard.node.peers_seen import Credentials, Peer
@@ -41,6 +57,10 @@ BURST = 1000.0
 QUEUED_MAX = 65536
 TAKE_MAX = 1000
 """Messages taken in a row before the thread looks at what is to be sent."""
+LOOK_AGAIN_MS = 10_000
+"""Messages, `send` and `close` wake the thread; this is only the bound."""
+FROM_DEPUTY = (Held, Shard, Failed, SealWritten, Ack)
+TO_DEPUTY = (Ack, Seal, Sealed, Resume, Exit)
 
 
 class Bus:
@@ -70,6 +90,7 @@ class Bus:
         self._lock = threading.Lock()  # guards _peers and _out
         self._owners: dict[str, int] = {}  # job -> user
         self._peers: dict[tuple[str, int], Peer] = {}
+        self._deputies: set[tuple[str, int]] = set()  # ranks that have one
         self._rates: dict[bytes, tuple[float, float]] = {}
         self._out: deque[tuple[bytes, list[bytes]]] = deque(maxlen=QUEUED_MAX)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -115,6 +136,8 @@ class Bus:
         frames = wire.encode(message)
         with self._lock:
             self._out.append((wire.identity(job, rank), frames))
+            if (job, rank) in self._deputies and _concerns_deputy(message):
+                self._out.append((wire.identity(job, rank, deputy=True), frames))
         self._ring()
 
     def pages(self, now: float) -> tuple[PageReport, ...]:
@@ -166,7 +189,7 @@ class Bus:
             for source in (self._router, self._monitor, self._wake):
                 poller.register(source, zmq.POLLIN)
             while True:
-                ready = dict(poller.poll(1000))
+                ready = dict(poller.poll(LOOK_AGAIN_MS))
                 if self._wake in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._wake)
@@ -203,7 +226,12 @@ class Bus:
         if not self._may_speak(job, owner):
             self._refuse(f"user {owner.uid} speaks for rank {rank} of {job}, which isn't theirs")
             return
-        if isinstance(message, Hello) and not self._register(message, (job, rank), owner):
+        if wire.is_deputy(name):
+            if not isinstance(message, FROM_DEPUTY):
+                self._refuse(f"the deputy of rank {rank} of {job} says {type(message).__name__}, which it may not")
+                return
+            self._note_deputy(job, rank)
+        elif isinstance(message, Hello) and not self._register(message, (job, rank), owner):
             return
         self._put(RankReport(job, rank, now, message))
 
@@ -228,6 +256,14 @@ class Bus:
             if old is not None:
                 old.close()
         return True
+
+    def _note_deputy(self, job: str, rank: int) -> None:
+        """Bounded: those of jobs that nobody lives of are forgotten first, and come back when they speak."""
+        with self._lock:
+            if len(self._deputies) >= 2 * PEERS_MAX and (job, rank) not in self._deputies:
+                self._deputies.intersection_update(self._peers)
+            if len(self._deputies) < 2 * PEERS_MAX:
+                self._deputies.add((job, rank))
 
     def _drop_dead(self) -> bool:
         """Makes room; called with the lock held."""
@@ -280,6 +316,12 @@ class Bus:
     def _refuse(self, why: str) -> None:
         if why in self.refused or len(self.refused) < 100:
             self.refused[why] = self.refused.get(why, 0) + 1
+
+
+def _concerns_deputy(message: ToRank) -> bool:
+    if isinstance(message, Decide):
+        return message.plan is Plan.STAGED
+    return isinstance(message, TO_DEPUTY)
 
 
 def _address(frame: zmq.Frame) -> str:
