@@ -129,10 +129,17 @@ def _checked(value: Any) -> None:
             _checked(getattr(value, name))
 
 
-def identity(job: str, rank: int) -> bytes:
-    """The fixed ZeroMQ identity of a rank: `job/rank`, the job percent-escaped; `WireError` if there is none."""
+DEPUTY = b"+"
+"""Behind a rank's identity: its deputy's."""
+
+
+def identity(job: str, rank: int, *, deputy: bool = False) -> bytes:
+    """The fixed ZeroMQ identity of a rank (`job/rank`, the job percent-escaped) or of its deputy (`job/rank+`).
+
+    Raises `WireError` if there is none.
+    """
     try:
-        name = f"{quote(job, safe='')}/{rank}".encode()
+        name = f"{quote(job, safe='')}/{rank}".encode() + (DEPUTY if deputy else b"")
     except UnicodeEncodeError:
         name = b""
     if not job or not name or len(name) > IDENTITY_BYTES or rank < 0:
@@ -144,16 +151,21 @@ def identity(job: str, rank: int) -> bytes:
 
 def parse_identity(name: bytes) -> tuple[str, int]:
     """Job and rank of an identity; raises `WireError` for any bytes that `identity` wouldn't have made."""
-    match = re.fullmatch(rb"([\x21-\x2e\x30-\x7e]{1,250})/(\d{1,9})", name)
+    match = re.fullmatch(rb"([\x21-\x2e\x30-\x7e]{1,250})/(\d{1,9})(\+?)", name)
     if match is None:
         raise WireError(f"not the identity of a rank: {name[:64]!r}")
     try:
         job = unquote(match[1].decode("ascii"), errors="strict")
-        if identity(job, int(match[2])) == name:
+        if identity(job, int(match[2]), deputy=is_deputy(name)) == name:
             return job, int(match[2])
     except UnicodeDecodeError:
         pass
     raise WireError(f"not the identity of a rank: {name[:64]!r}")
+
+
+def is_deputy(name: bytes) -> bool:
+    """Whether an identity is one of a rank's deputy."""
+    return name.endswith(DEPUTY)
 
 
 # ---- the control socket ----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from powerguard.core.messages import (
     Bye,
     Failed,
     FromRank,
+    Held,
     Hello,
     Missed,
     Pace,
@@ -51,7 +52,15 @@ def registered(job: Job | None, report: RankReport, hello: Hello) -> Job:
     old = job.members.get(hello.rank)
     same = old is not None and old.pid == hello.pid and old.alive
     if same and old is not None:
-        member = replace(member, registered_at=old.registered_at, busy=old.busy, pace=newer(old.pace, hello.pace))
+        member = replace(
+            member,
+            registered_at=old.registered_at,
+            busy=old.busy,
+            pace=newer(old.pace, hello.pace),
+            staged=old.staged,
+            staged_write_s=old.staged_write_s,
+            deputy_at=old.deputy_at,
+        )
     members = {rank: other for rank, other in job.members.items() if rank < hello.world_size}
     members[hello.rank] = member
     job = replace(
@@ -104,6 +113,9 @@ def _reintroduced(job: Job, order: Order | None, rank: int, *, same: bool) -> Or
 def heard(job: Job, report: RankReport, member: Member) -> tuple[Job, tuple[Actions, ...]]:
     """The job after a message of a registered rank, and what to answer at once."""
     message = report.message
+    if isinstance(message, Held):  # the deputy's word is no sign of life of its rank
+        member = replace(member, staged=message.steps, staged_write_s=message.write_s, deputy_at=report.at)
+        return replace(job, members={**job.members, report.rank: member}), ()
     member = replace(member, heard_at=report.at)
     if isinstance(message, Beat):
         member = replace(

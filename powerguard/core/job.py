@@ -33,6 +33,9 @@ class Member(Struct, frozen=True, omit_defaults=True):
     step: int = -1  # optimizer step last completed, as far as is known
     pace: Pace = Pace()
     busy: str = ""
+    staged: tuple[int, ...] = ()  # steps that its deputy can make durable without it, ascending
+    staged_write_s: float = 0.0  # what that is expected to take
+    deputy_at: float | None = None  # when the deputy was last heard; None = it has none
     gone: str = ""  # "" = alive; else what became of it: "died", "left (finished)"
 
     @property

@@ -72,6 +72,7 @@ class Hello(Message, frozen=True):
     master: str = ""  # the job's master address
     step: int = -1
     pace: Pace = Pace()
+    local_world_size: int = 0  # ranks of the job on this node, as the launcher says; 0 = not known
 
 
 class Beat(Message, frozen=True):
@@ -80,6 +81,7 @@ class Beat(Message, frozen=True):
     step: int
     pace: Pace = Pace()
     busy: str = ""  # "", "held", "staging", "writing", "parked", "resuming"
+    staged: tuple[int, ...] = ()  # steps whose whole state is held in host memory, ascending (`guard.stage`)
 
 
 class Promise(Message, frozen=True):
@@ -88,6 +90,8 @@ class Promise(Message, frozen=True):
     seq: int
     edge: int
     pace: Pace = Pace()
+    staged: tuple[int, ...] = ()
+    """Steps held in host memory. From here until the order is over the rank stages nothing new: they stay held."""
 
 
 class Ack(Message, frozen=True):
@@ -156,6 +160,20 @@ class Quiesced(Message, frozen=True):
     seq: int
 
 
+class Held(Message, frozen=True):
+    """From a rank's deputy, the process that keeps the rank's staged states: *steps*, ascending, can be made durable
+    without the rank, whether it hangs or is dead (plan STAGED).
+
+    Sent on every change, and about once a second. The deputy answers a DECIDE of plan STAGED with SHARD or FAILED, and
+    keeps the step that it names until then; so it is sent to living and dead ranks alike.
+    """
+
+    pid: int
+    steps: tuple[int, ...] = ()
+    bytes: int = 0  # of one staged state
+    write_s: float = 0.0  # what making one durable is expected to take; 0 = not measured yet
+
+
 class Bye(Message, frozen=True):
     """A clean leave; *why* is "finished" when training is over."""
 
@@ -202,6 +220,7 @@ class Decide(Message, frozen=True):
     step: int
     generation: str
     budget_s: float | None = None
+    weights: tuple[float, ...] = ()  # by rank: how much of the replicated state it should write; () = all the same
 
 
 class Seal(Message, frozen=True):
@@ -244,5 +263,7 @@ class Exit(Message, frozen=True):
     reason: str
 
 
-FromRank = Hello | Beat | Promise | Ack | Staged | Shard | SealWritten | Parked | Missed | Failed | Quiesced | Bye
+FromRank = (
+    Hello | Beat | Promise | Ack | Staged | Shard | SealWritten | Parked | Missed | Failed | Quiesced | Held | Bye
+)
 ToRank = Welcome | Notice | Prepare | Decide | Seal | Sealed | Resume | Quiesce | Exit | Ack

@@ -18,7 +18,21 @@ import zmq
 
 from powerguard import wire
 from powerguard.core import page
-from powerguard.core.messages import Beat, Bye, Exit, Hello, Message, Notice, Resume, ToRank, Welcome
+from powerguard.core.messages import (
+    Beat,
+    Bye,
+    Decide,
+    Exit,
+    Held,
+    Hello,
+    Message,
+    Notice,
+    Plan,
+    Purpose,
+    Resume,
+    ToRank,
+    Welcome,
+)
 from powerguard.core.types import RankReport
 from powerguard.errors import DirectoryError
 from powerguard.node.bus import BURST, Bus
@@ -407,3 +421,23 @@ def test_another_user_cannot_speak_for_a_job(eventually):
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+def test_a_deputy_speaks_for_its_rank_and_hears_what_concerns_staged_states(node, eventually):
+    """What it may say comes in as its rank's; it hears DECIDE of plan STAGED only; it can't register."""
+    rank, deputy = node.rank(b"job/0"), node.rank(b"job/0+")
+    rank.say(hello())
+    deputy.say(Held(os.getpid(), (5, 10)))
+    eventually(lambda: len(node.reports) == 2)
+    fresh = Decide(7, Purpose.STOP, Plan.FRESH, 12, "step-0000000012.e-7")
+    staged = Decide(8, Purpose.STOP, Plan.STAGED, 10, "step-0000000010.e-8")
+    node.bus.send("job", 0, fresh)
+    node.bus.send("job", 0, staged)
+
+    assert {Hello, Held} == {type(report.message) for report in node.reports}
+    assert {("job", 0)} == {(report.job, report.rank) for report in node.reports}
+    assert [fresh, staged] == [rank.hear(), rank.hear()]
+    assert staged == deputy.hear()
+    deputy.say(hello())
+    eventually(lambda: any("it may not" in why for why in node.bus.refused))
+    assert 2 == len(node.reports)
