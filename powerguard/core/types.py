@@ -10,6 +10,7 @@ from enum import Enum
 
 from msgspec import Struct, field
 
+from powerguard.core.between import PeerReport
 from powerguard.core.messages import FromRank, ToRank
 
 
@@ -84,6 +85,7 @@ class PageReport(Struct, frozen=True, omit_defaults=True):
     step: int  # optimizer step last completed; -1 = none yet
     alive: bool  # the process exists
     pid: int = 0  # of the process looked at, as it said in HELLO; 0 = whoever is registered
+    staged: tuple[int, ...] = ()  # steps held in host memory, as the staging area itself says
 
 
 class Command(Struct, frozen=True, omit_defaults=True):
@@ -110,6 +112,8 @@ class Observation(Struct, frozen=True, omit_defaults=True):
     pages: tuple[PageReport, ...] = ()
     commands: tuple[Command, ...] = ()
     loads: tuple[LoadStep, ...] = ()
+    peers: tuple[PeerReport, ...] = ()
+    here: tuple[str, ...] = ()  # more addresses that turned out to be this node's own
 
 
 class Phase(str, Enum):
@@ -137,6 +141,21 @@ class Send(Action, frozen=True):
     message: ToRank
 
 
+class FlushStaged(Action, frozen=True):
+    """Let the node's flusher make what a rank of this node has staged at *step* durable, as its part of *generation*.
+
+    Given again until a `RankReport` with the rank's `Shard` (or `Failed`) comes in, which the shell makes of the
+    flusher's answer; a repeat while the flusher is at it is nothing. The rank may be hung or dead.
+    """
+
+    job: str
+    rank: int
+    seq: int
+    step: int
+    generation: str
+    directory: str
+
+
 class Halt(Action, frozen=True):
     """Power the node off. Ordered once in the life of a boot."""
 
@@ -151,4 +170,4 @@ class Announce(Action, frozen=True):
     facts: dict[str, str | int | float | bool | None] = field(default_factory=dict)
 
 
-Actions = Send | Halt | Announce
+Actions = Send | FlushStaged | Halt | Announce
