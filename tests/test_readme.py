@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.cli import exit_codes
-from powerguard.core import decide
+from powerguard.core import transition
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -25,7 +25,7 @@ def test_exit_codes():
 
 def test_phases():
     """The drawing of the phases is the one at the top of the file that owns them."""
-    drawn = decide.__doc__.split("::\n\n", 1)[1].split("\n\nRule 2", 1)[0]
+    drawn = transition.__doc__.split("::\n\n", 1)[1].split("\n\nRule 2", 1)[0]
 
     assert f"```\n{textwrap.dedent(drawn).rstrip()}\n```" == block("phases")
 

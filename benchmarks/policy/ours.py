@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from policy.outcome import Outcome
 from policy.world import CAP_AT_S, CAP_SHARE, FEED, POLL_S, Poll, Track, look, trained
-from powerguard.core.decide import transition
 from powerguard.core.feeds import Feed, Power, step_load, view
 from powerguard.core.need import Need, eased
 from powerguard.core.phase import Do, Flush, FlushView, PhaseView
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.serve import PARKS
 from powerguard.core.supply import hear
+from powerguard.core.transition import transition
 from powerguard.core.types import Phase, Reading
 
 EARLIER_S = 900.0  # a recent outage ended so long before this one

@@ -1,6 +1,6 @@
 """The words of the phase machine: what it remembers, what it sees of the jobs, what it answers.
 
-The machine itself is `decide.py`.
+The machine itself is `transition.py`.
 """
 
 from __future__ import annotations

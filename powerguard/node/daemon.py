@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from powerguard import __version__
 from powerguard.config import Config, describe_change
 from powerguard.core import lawful
-from powerguard.core.decide import DRY_RUN, decide
+from powerguard.core.commands import DRY_RUN
+from powerguard.core.decide import decide
 from powerguard.core.messages import Hello, Welcome
 from powerguard.core.poll import poll_wait
 from powerguard.core.state import Decision, State

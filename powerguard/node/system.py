@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from powerguard.config import Config, ShedConfig
-from powerguard.core.decide import CANCELLED, SHUTDOWN
+from powerguard.core.commands import CANCELLED, SHUTDOWN
 from powerguard.core.job import not_durable
 from powerguard.core.policy import Policy
 from powerguard.core.state import State

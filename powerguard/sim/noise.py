@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from powerguard.core.decide import CANCELLED, DRY_RUN, SHUTDOWN, decide
+from powerguard.core.commands import CANCELLED, DRY_RUN, SHUTDOWN
+from powerguard.core.decide import decide
 from powerguard.core.job import Job
 from powerguard.core.lawful import check
 from powerguard.core.messages import (

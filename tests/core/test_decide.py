@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from powerguard.core.decide import CANCELLED, DRY_RUN, SHUTDOWN, command, decide, transition
+from powerguard.core.commands import CANCELLED, DRY_RUN, SHUTDOWN, command
+from powerguard.core.decide import decide
 from powerguard.core.feeds import Power
 from powerguard.core.messages import Exit, Notice, Prepare, Quiesce, Welcome
 from powerguard.core.need import Need, eased
@@ -16,6 +17,7 @@ from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.poll import FAST_S, poll_wait
 from powerguard.core.serve import entered
 from powerguard.core.state import State, event_id, initial
+from powerguard.core.transition import transition
 from powerguard.core.types import Announce, Comm, Command, Halt, LoadStep, Observation, Phase, Sample, Send
 from powerguard.core.why import Case
 from powerguard.sim.feed import SimFeed
