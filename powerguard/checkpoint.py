@@ -13,7 +13,8 @@
 All ranks of a run call the same at the same step and need to see the same directory; no collective is called, and the
 rank that finishes last seals. What is written is what the daemon writes: see docs/format.md.
 
-From a shell: ``python -m powerguard.checkpoint export|import``.
+From a shell: ``powerguard checkpoints export|import``, or ``python -m powerguard.checkpoint export|import`` where only
+the hook is installed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,18 @@ from powerguard.train.export import FORMATS, export, import_dcp
 from powerguard.train.load import LoadReport
 from powerguard.train.periodic import Checkpointer, Saving
 
-__all__ = ["Checkpointer", "LoadReport", "Saving", "async_save", "close", "export", "import_dcp", "load", "save"]
+__all__ = [
+    "Checkpointer",
+    "LoadReport",
+    "Saving",
+    "async_save",
+    "close",
+    "export",
+    "find",
+    "import_dcp",
+    "load",
+    "save",
+]
 
 _open: dict[tuple[str, int], Checkpointer] = {}
 
@@ -85,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
         if chosen.command == "import":
             print(import_dcp(chosen.source, chosen.directory, step=chosen.step).path)  # noqa: T201
             return 0
-        generation = _generation(chosen.generation)
+        generation = find(chosen.generation)
         left = export(generation, chosen.target, chosen.to, optimizer_names=chosen.optimizer_names)
         print(f"{generation.name} exported to {chosen.target}; left out: {', '.join(left) or 'nothing'}")  # noqa: T201
     except PowerguardError as error:
@@ -94,8 +106,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _generation(path: Path) -> Generation:
+def find(path: str | Path) -> Generation:
+    """The generation whose folder *path* is, or the newest whole one in it; raises CheckpointError where none is."""
+    path = Path(path)
     if parse_generation(path.name):
+        if not path.is_dir():
+            raise CheckpointError(f"{path} isn't there", todo="see powerguard checkpoints list")
         return look(path)
     found = latest(path, verify=False)
     if found.generation is None:

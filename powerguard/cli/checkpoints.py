@@ -1,9 +1,10 @@
-"""`powerguard checkpoints`: what is on the disk, and whether it can be trusted."""
+"""`powerguard checkpoints`: what is on the disk, whether it can be trusted, and the way to other tools and back."""
 
 from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from rich.table import Table
 
 from powerguard import generations
+from powerguard.cli import torch_side
 from powerguard.cli.out import console, safe, say, say_json, size
 from powerguard.errors import CheckpointError, DirectoryError
 from powerguard.generations import Generation
@@ -20,6 +22,24 @@ Directory = Annotated[
     Path, typer.Argument(help="the directory given to attach(dir=...)", show_default=False, readable=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="one line of JSON")]
+
+
+class Format(str, Enum):
+    """What an export can be."""
+
+    DCP = "dcp"
+    TORCH = "torch"
+    SAFETENSORS = "safetensors"
+
+
+SUFFIX = {Format.DCP: ".dcp", Format.TORCH: ".pt", Format.SAFETENSORS: ".safetensors"}
+
+
+class OptimizerNames(str, Enum):
+    """How an export names the state of an optimizer."""
+
+    FQN = "fqn"
+    INDEX = "index"
 
 
 class Shown(msgspec.Struct):
@@ -38,9 +58,11 @@ class Shown(msgspec.Struct):
 
 def register(app: typer.Typer) -> None:
     """Adds the group to *app*."""
-    group = typer.Typer(help="List and verify the generations of a checkpoint directory.", no_args_is_help=True)
+    group = typer.Typer(help="The generations of a checkpoint directory, and other tools' files.", no_args_is_help=True)
     group.command("list")(list_)
     group.command()(verify)
+    group.command()(export)
+    group.command("import")(import_)
     app.add_typer(group, name="checkpoints")
 
 
@@ -95,6 +117,50 @@ def verify(
     if (bad and (generation or every)) or len(bad) == len(results):
         names = ", ".join(one.name for one in bad)
         raise CheckpointError(f"can't be trusted: {names}", todo="resume falls back to the newest one that verifies")
+
+
+def export(
+    generation: Annotated[
+        Path,
+        typer.Argument(help="a generation's folder, or a directory of them (takes the newest)", show_default=False),
+    ],
+    target: Annotated[
+        Path | None,
+        typer.Argument(help="must not exist; default: named as the generation, here", show_default=False),
+    ] = None,
+    *,
+    to: Annotated[Format, typer.Option(help="a directory for dcp.load, a file for torch.load, or one of safetensors")],
+    optimizer_names: Annotated[
+        OptimizerNames, typer.Option(help="optimizer state by parameter name, or by index as Optimizer.state_dict()")
+    ] = OptimizerNames.FQN,
+    as_json: Json = False,
+) -> None:
+    """Turn a generation into what another tool reads; verified before, durable after. Needs torch."""
+    checkpoint = torch_side.load("powerguard.checkpoint")
+    chosen: Generation = checkpoint.find(generation)
+    place = (target or Path(chosen.name + SUFFIX[to])).absolute()
+    left = checkpoint.export(chosen, place, to.value, optimizer_names=optimizer_names.value)
+    if as_json:
+        say_json({"generation": chosen.name, "step": chosen.step, "target": str(place), "left_out": left})
+    else:
+        say(f"{chosen.name} exported to {place}; left out: {', '.join(left) or 'nothing'}")
+
+
+def import_(
+    source: Annotated[Path, typer.Argument(help="the directory that dcp.save wrote", show_default=False)],
+    directory: Directory,
+    *,
+    step: Annotated[
+        int | None, typer.Option(help="the optimizer step that it holds, if it doesn't say so itself", min=0)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a sealed generation of a checkpoint of torch.distributed.checkpoint. Needs torch."""
+    made: Generation = torch_side.load("powerguard.checkpoint").import_dcp(source, directory, step=step)
+    if as_json:
+        say_json(_shown(made))
+    else:
+        say(f"{made.path}: step {made.step}, {size(made.bytes)}, sealed; runs of any number of ranks resume from it")
 
 
 def _say(one: Generation, problems: tuple[str, ...]) -> None:

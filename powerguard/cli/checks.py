@@ -15,6 +15,7 @@ from msgspec import Struct
 from powerguard.config import Config, UpsConfig
 from powerguard.core.types import Comm, Sample
 from powerguard.errors import DirectoryError, HaltNotPermitted, PowerguardError, UpsError
+from powerguard.generations import storage
 from powerguard.node import clock, halt_ways, tls
 
 IN_MEMORY = ("tmpfs", "ramfs", "overlay-on-tmpfs")
@@ -152,6 +153,7 @@ def checkpoint_directory(path: Path, needed_bytes: float | None) -> Iterator[Fin
         yield fail(topic, err)
         return
     yield ok(topic, f"{path} can be written and synced ({kind or 'unknown file system'}, {free / 1e9:.1f} GB free)")
+    yield from (warn(topic, advice) for advice in storage.advise(path))
 
 
 def _try_writing(path: Path) -> None:

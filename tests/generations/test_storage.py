@@ -76,3 +76,12 @@ def test_a_volatile_write_cache_is_named(tmp_path, cache, count):
 def test_this_machine_can_be_asked(tmp_path):
     """On a real system it answers without an error."""
     assert isinstance(advise(tmp_path), tuple)
+
+
+def test_check_passes_the_advice_on(tmp_path):
+    """What is known against the disk under the checkpoints is a warning of `powerguard check --dir`, not a failure."""
+    from powerguard.cli.checks import checkpoint_directory
+
+    found = list(checkpoint_directory(tmp_path, None))
+    assert tuple(one.text for one in found if one.level == "warn") == advise(tmp_path)
+    assert not any(one.level == "fail" for one in found)
