@@ -160,6 +160,9 @@ def _node_left(alive: list[_Alive], short: int, needed: int) -> _Left:
     """See the module's docstring; *short* of *alive* must live on."""
     if len(alive) < short or not alive:
         return 0.0, 0.0, 0.0, "too few feeds live"
+    if len(alive) == needed == 1:  # one UPS, as most nodes have it: nothing to share
+        only = alive[0]
+        return only.left_s, only.idle_s, only.prior_s, "" if only.left_s is None else only.bound.by
     spread = (len(alive) + needed - short) / needed  # load of each survivor, to its load now
     left, by = _longest(alive, short, spread, [(each.left_s, each.feed.name, each.bound.by) for each in alive])
     idle, _ = _longest(alive, short, spread, [(each.idle_s, each.feed.name, each.bound.by) for each in alive])

@@ -30,11 +30,12 @@ from msgspec.structs import replace
 
 from powerguard.core import capacity
 from powerguard.core.bound import FROM_S, Bound, bound
+from powerguard.core.combine import Poll, stretch
 from powerguard.core.discharge import Discharge
 from powerguard.core.draw import EMPTY, PRESENT, Draw, Mains, Runway, Tally
 from powerguard.core.evidence import Voltage, step_charge, step_runtime
 from powerguard.core.load import LOAD_EW_S, Load, left_after_easing
-from powerguard.core.on_battery import LOAD_LEAST, RUNTIME_MOST_S, Poll, absorb_poll, stretch
+from powerguard.core.on_battery import LOAD_LEAST, RUNTIME_MOST_S, absorb_poll
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.types import Comm, Reading
 
