@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from powerguard.core.job import Part, Saved, Stage
+from powerguard.core.job import Part, Saved, Seat, Stage, Want
 from powerguard.core.messages import Message, Pace, Plan, Purpose, ShardRecord
 
 REPORT_BYTES = 1 << 20
@@ -56,20 +56,7 @@ LEAD_SILENT_S = 4.0
 killed daemon anew, short enough that a rank's `hold_max_s` of 15 s isn't over after two successors."""
 
 
-class Seat(Struct, frozen=True):
-    """One node's place in the succession."""
-
-    node: str
-    address: str
-    ranks: tuple[int, ...]
-
-    @property
-    def lowest(self) -> int:
-        """The rank that orders the seats."""
-        return self.ranks[0] if self.ranks else 1 << 30
-
-
-class Word(Message, frozen=True):
+class Word(Message, frozen=True, kw_only=True):
     """Base of both: who says it, of which job, and how new it is."""
 
     node: str
@@ -77,6 +64,7 @@ class Word(Message, frozen=True):
     n: int
     job: str
     term: int  # the highest claim to lead that the sender knows; its own, if it leads
+    claimer: str = ""  # who has claimed it; "" = the daemon on the master address
 
 
 class RankState(Struct, frozen=True, omit_defaults=True):
@@ -103,8 +91,7 @@ class OrderState(Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     budget_s: float | None = None
     plan: Plan = Plan.FRESH
-    step: int = -1  # the stop step; -1 = not decided
-    staged: int = -1  # plan STAGED: the step that is saved
+    step: int = -1  # the stop step, or the staged step that is saved; -1 = not decided
     generation: str = ""
     age_s: float = 0.0  # since it was ordered
     stage_s: float = 0.0  # since it came to its stage
@@ -113,7 +100,8 @@ class OrderState(Struct, frozen=True, omit_defaults=True):
     why: str = ""
     settled: bool = False
     over: bool = False
-    again: bool = False  # LOST, but another order will be given
+    nth: int = 1
+    weights: tuple[float, ...] = ()
 
 
 class RankPart(Struct, frozen=True):
@@ -128,18 +116,6 @@ class OrderReport(Struct, frozen=True):
 
     order: OrderState
     parts: tuple[RankPart, ...] = ()
-
-
-class Want(Struct, frozen=True, omit_defaults=True):
-    """What a node's power asks of the job."""
-
-    phase: str = "online"
-    stop: bool = False
-    halt: bool = False  # the node is halting: its ranks leave, so the job can't go on
-    snapshot_s: float | None = None  # seconds since it last wanted a snapshot; None = it wants none
-    budget_s: float | None = None  # what a stop may take until it is durable; None = no bound known
-    event: str = ""
-    reason: str = ""
 
 
 class Report(Word, frozen=True, kw_only=True):
@@ -174,7 +150,9 @@ class Course(Word, frozen=True, kw_only=True):
     seq: int = 0
     order: OrderState | None = None
     earlier: OrderState | None = None
-    resume: Farewell | None = None  # the last RESUME, as long as some rank hasn't answered it
+    resumed: int = 0  # orders up to this number are over by RESUME
+    resumed_why: str = ""
+    retry: bool = False  # the order is lost, and another one will be given
     quiesce: Farewell | None = None
     leave: Farewell | None = None  # present only when every rank of every node may leave
     saved: Saved | None = None
@@ -185,6 +163,7 @@ class Course(Word, frozen=True, kw_only=True):
 
 
 FromPeer = Report | Course
+BetweenNodes = FromPeer
 
 
 class PeerReport(Struct, frozen=True):

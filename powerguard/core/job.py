@@ -133,11 +133,69 @@ class Saved(Struct, frozen=True):
     at: float
 
 
+class Seat(Struct, frozen=True):
+    """One node's place in the succession."""
+
+    node: str
+    address: str
+    ranks: tuple[int, ...]
+
+    @property
+    def lowest(self) -> int:
+        """The rank that orders the seats."""
+        return self.ranks[0] if self.ranks else 1 << 30
+
+
+class Want(Struct, frozen=True, omit_defaults=True):
+    """What a node's power asks of the job."""
+
+    phase: str = "online"
+    stop: bool = False
+    halt: bool = False  # the node is halting: its ranks leave, so the job can't go on
+    snapshot_s: float | None = None  # seconds since it last wanted a snapshot; None = it wants none
+    budget_s: float | None = None  # what a stop may take until it is durable; None = no bound known
+    runway_s: float | None = None
+    event: str = ""
+    reason: str = ""
+
+
+class Node(Struct, frozen=True, omit_defaults=True):
+    """Another node of the job, by its last word."""
+
+    name: str
+    address: str = ""
+    boot: str = ""
+    n: int = -1  # of that word
+    heard_at: float | None = None  # None = known from a roster only
+    want: Want = Want()
+    roster_n: int = 0  # of the roster that it has
+    beyond: int = 0  # an order it knows that isn't over and that its leader has not given; 0 = none
+
+
+NO_LEADER = "?"
+"""The leader is the daemon on the job's master address, whose name isn't known yet."""
+
+
 class Job(Struct, frozen=True, omit_defaults=True):
     """A training job."""
 
     name: str
     world_size: int
+    master: str = ""
+    lead: str = ""  # whose word counts, and who is reported to; "" = this node leads
+    claimer: str = ""  # who has claimed the lead as *term*, "" = the daemon on the master address
+    term: int = 0
+    lead_at: float = 0.0  # the leader was last heard then, or turned to
+    claimed_at: float | None = None  # this node has claimed the lead and still listens what others know
+    passed: tuple[str, ...] = ()  # leaders given up since one was heard
+    nodes: dict[str, Node] = field(default_factory=dict)  # the others
+    roster: tuple[Seat, ...] = ()
+    roster_n: int = 0
+    resumed: int = 0  # orders up to this number are over by RESUME
+    retry: bool = False  # a follower's: its leader will give another order for the one that was lost
+    wanted_at: float | None = None  # this node's power last wanted a snapshot
+    pace: Pace = Pace()  # a follower's: of the slowest rank of the job
+    shards: tuple[ShardRecord, ...] = ()  # a follower's whose rank is to seal
     directory: str = ""
     unit: str = "optimizer_step"
     members: dict[int, Member] = field(default_factory=dict)
@@ -173,6 +231,8 @@ class Job(Struct, frozen=True, omit_defaults=True):
         order = self.order
         if order is None or order.stage is not Stage.LOST or order.over:
             return False
+        if not self.leads:
+            return self.retry
         parts = order.parts.values()
         return complete(self) and any(p.trouble for p in parts) and not any(p.failed for p in parts)
 
@@ -180,6 +240,16 @@ class Job(Struct, frozen=True, omit_defaults=True):
     def alive(self) -> bool:
         """At least one of its processes lives."""
         return any(member.alive for member in self.members.values())
+
+    @property
+    def leads(self) -> bool:
+        """This node gives the job's orders."""
+        return not self.lead
+
+    @property
+    def spans(self) -> bool:
+        """Other nodes have a part in it."""
+        return bool(self.lead or self.nodes)
 
 
 def complete(job: Job) -> bool:
@@ -190,6 +260,11 @@ def complete(job: Job) -> bool:
 def living(job: Job) -> tuple[int, ...]:
     """Ranks whose process lives, ascending."""
     return tuple(rank for rank in sorted(job.members) if job.members[rank].alive)
+
+
+def here(job: Job) -> tuple[int, ...]:
+    """Ranks of this node whose process lives, ascending."""
+    return tuple(rank for rank in living(job) if not job.members[rank].node)
 
 
 def unparked(job: Job) -> tuple[int, ...]:
@@ -209,6 +284,8 @@ def not_durable(job: Job) -> tuple[int, ...]:
 
 def quiet(job: Job) -> bool:
     """Every living member has said QUIESCED to the newest QUIESCE (True as well when none lives)."""
+    if not job.leads:
+        return job.leave is not None or not living(job)  # the leader has seen that all of them are
     if job.quiesce is None:
         return not living(job)
     return not any(rank in job.quiesce.waiting for rank in living(job))

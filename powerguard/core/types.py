@@ -141,21 +141,6 @@ class Send(Action, frozen=True):
     message: ToRank
 
 
-class FlushStaged(Action, frozen=True):
-    """Let the node's flusher make what a rank of this node has staged at *step* durable, as its part of *generation*.
-
-    Given again until a `RankReport` with the rank's `Shard` (or `Failed`) comes in, which the shell makes of the
-    flusher's answer; a repeat while the flusher is at it is nothing. The rank may be hung or dead.
-    """
-
-    job: str
-    rank: int
-    seq: int
-    step: int
-    generation: str
-    directory: str
-
-
 class Halt(Action, frozen=True):
     """Power the node off. Ordered once in the life of a boot."""
 
@@ -170,4 +155,4 @@ class Announce(Action, frozen=True):
     facts: dict[str, str | int | float | bool | None] = field(default_factory=dict)
 
 
-Actions = Send | FlushStaged | Halt | Announce
+Actions = Send | Halt | Announce
