@@ -1,77 +1,16 @@
-"""What the tests of the flush engine share. A seam, not a mock: `FaultyDisk` is the real disk that fails at times."""
+"""What the tests of the flush engine share."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from powerguard.generations.disk import Buffer, Disk
+from hil.virtual.disks import FaultyDisk
 
 torch = pytest.importorskip("torch")
-
-
-class FaultyDisk(Disk):
-    """Counts the calls by which a save changes the disk, and asks *fault(number, name)* before each.
-
-    *fault* may raise, or return a number of bytes that a write is cut short to, or None.
-    """
-
-    def __init__(self, fault: Callable[[int, str], int | None] = lambda _number, _name: None) -> None:
-        self.fault = fault
-        self.number = 0
-        self.names: list[str] = []
-        self._lock = threading.Lock()
-
-    def _next(self, name: str) -> int | None:
-        with self._lock:
-            number = self.number
-            self.number += 1
-            self.names.append(name)
-        return self.fault(number, name)
-
-    def open(self, path: str | Path, flags: int, mode: int = 0o644) -> int:
-        self._next("open")
-        return super().open(path, flags, mode)
-
-    def pwrite(self, fd: int, data: Buffer, offset: int) -> int:
-        short = self._next("pwrite")
-        return super().pwrite(fd, data if short is None else memoryview(data)[:short], offset)
-
-    def pwritev(self, fd: int, data: Sequence[Buffer], offset: int, flags: int) -> int:
-        short = self._next("pwritev")
-        return super().pwritev(fd, data if short is None else [memoryview(data[0])[:short]], offset, flags)
-
-    def ftruncate(self, fd: int, length: int) -> None:
-        self._next("ftruncate")
-        super().ftruncate(fd, length)
-
-    def fallocate(self, fd: int, mode: int, offset: int, length: int) -> None:
-        self._next("fallocate")
-        super().fallocate(fd, mode, offset, length)
-
-    def sync_file_range(self, fd: int, offset: int, length: int) -> None:
-        self._next("sync_file_range")
-        super().sync_file_range(fd, offset, length)
-
-    def fsync(self, fd: int) -> None:
-        self._next("fsync")
-        super().fsync(fd)
-
-    def mkdir(self, path: Path) -> None:
-        self._next("mkdir")
-        super().mkdir(path)
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._next("rename")
-        super().rename(source, target)
-
-    def unlink(self, path: Path) -> None:
-        self._next("unlink")
-        super().unlink(path)
 
 
 @pytest.fixture

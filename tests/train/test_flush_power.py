@@ -1,28 +1,23 @@
 """Power cuts, on real ext4 and xfs: what was reported durable is there after the file system's recovery.
 
-The file system's shutdown ioctl makes everything fail that comes after it, and throws away what isn't on the disk; an
-unmount and a mount then are the reboot.
+A cut at every single call, and what the usual ways of saving leave behind, are in `tests/hil`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
-import fcntl
 import os
 import random
-import shutil
-import struct
-import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hil.virtual.disks import PageCacheDisk
+from hil.virtual.volume import KINDS, Cut, Volume, missing
 from powerguard.errors import DirectoryError, PowerguardError
 from powerguard.generations import generation_name, latest, retire, seal
 from powerguard.generations.disk import Disk
@@ -32,74 +27,19 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.root,
     pytest.mark.slow,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root and loop devices"),
 ]
 
-SHUTDOWN = 0x8004587D  # _IOR('X', 125, __u32): XFS_IOC_GOINGDOWN, EXT4_IOC_SHUTDOWN
-WITH_LOG, WITHOUT_LOG = 1, 2
 SIZE = 2_500_000  # floats: one chunk and a bit
 CUTS = int(os.environ.get("POWERGUARD_TEST_CUTS", "50"))
 
 
-class Volume:
-    """A file system in a file, whose power can be cut."""
-
-    def __init__(self, kind: str, root: Path, size: str = "400M") -> None:
-        self.image, self.path = root / f"{kind}.img", root / kind
-        self.path.mkdir()
-        options = {"ext4": ["-F", "-m", "0"], "xfs": ["-f"]}[kind]
-        subprocess.run(["truncate", "-s", size, self.image], check=True)
-        subprocess.run([f"mkfs.{kind}", "-q", *options, self.image], check=True)
-        self.mount()
-        self.down = False
-
-    def mount(self) -> None:
-        subprocess.run(["mount", "-o", "loop", self.image, self.path], check=True)
-
-    def unmount(self) -> None:
-        for _ in range(50):
-            if subprocess.run(["umount", self.path], check=False, capture_output=True).returncode == 0:
-                return
-            time.sleep(0.05)
-        subprocess.run(["umount", "-l", self.path], check=True)
-
-    def cut(self, how: int) -> None:
-        fd = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", how))
-        finally:
-            os.close(fd)
-        self.down = True
-
-    def reboot(self) -> None:
-        self.unmount()
-        self.mount()
-        self.down = False
-
-
-class NoDirect(Disk):
-    """A disk that has only the page cache: all durability rests on fsync."""
-
-    def open(self, path: str | Path, flags: int, mode: int = 0o644) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "no O_DIRECT")
-        return super().open(path, flags, mode)
-
-    def pwritev(self, *_args: Any) -> int:
-        raise OSError(errno.EOPNOTSUPP, "no RWF_DONTCACHE")
-
-    def sync_file_range(self, *_args: Any) -> None:
-        raise OSError(errno.ENOSYS, "no sync_file_range")
-
-
-@pytest.fixture(params=["ext4", "xfs"])
+@pytest.fixture(params=KINDS)
 def volume(request, tmp_path) -> Iterator[Volume]:
     """A mounted file system of each kind."""
-    if shutil.which(f"mkfs.{request.param}") is None:
-        pytest.skip(f"needs mkfs.{request.param}")
-    made = Volume(request.param, tmp_path)
-    yield made
-    made.unmount()
+    if why := missing(request.param):
+        pytest.skip(why)
+    with Volume(request.param, tmp_path) as made:
+        yield made
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -120,44 +60,6 @@ def check(directory: Path, durable: int) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_a_cut_before_every_call(volume, faulty_disk):
-    """The power goes before the first, second, ... call of a save, its seal, the retirement and the new reserve."""
-    from powerguard.train.flush import Flusher
-
-    directory = volume.path / "run"
-    durable = step = 0
-    for at in range(300):
-        disk = faulty_disk()
-        flusher = Flusher(directory, rank=0, world_size=1, disk=disk)
-        flusher.prepare(state_of(0), prove=False)
-
-        def cut(number: int, _name: str, at: int = at) -> None:
-            if number == at:
-                volume.cut(WITHOUT_LOG if at % 3 else WITH_LOG)
-
-        disk.number, disk.fault = 0, cut
-        with contextlib.suppress(PowerguardError):
-            for _ in range(2):
-                step += 1
-                name = generation_name(step, "c")
-                _, written = flusher.flush(state_of(step), step, name)
-                durable = step
-                seal(directory, name, step=step, world_size=1, shards=[written.record], disk=disk)
-                retire(directory, 2, disk=disk)
-                flusher.settle()
-        calls, disk.fault = disk.number, lambda _number, _name: None
-        flusher.close()
-        if volume.down:
-            volume.reboot()
-        if durable:
-            step = check(directory, durable)
-        if calls <= at:
-            break
-    assert at >= 50, "a save has fewer calls than there should be cuts"
-    assert at < 299
-
-
-@pytest.mark.timeout(600)
 def test_cuts_at_random_instants(volume):
     """The power goes in the middle of whatever is going on, with several writes in flight."""
     from powerguard.train.flush import Flusher
@@ -166,9 +68,9 @@ def test_cuts_at_random_instants(volume):
     dice = random.Random(3)
     step = 0
     for number in range(CUTS):
-        flusher = Flusher(directory, rank=0, world_size=1, disk=NoDirect() if number % 2 else Disk())
+        flusher = Flusher(directory, rank=0, world_size=1, disk=PageCacheDisk() if number % 2 else Disk())
         flusher.prepare(state_of(0), prove=False)
-        how = WITHOUT_LOG if number % 3 else WITH_LOG
+        how = Cut.WITHOUT_LOG if number % 3 else Cut.WITH_LOG
         timer = threading.Timer(dice.random() * 0.12, volume.cut, [how])
         durable = step
         timer.start()
@@ -206,7 +108,7 @@ def test_a_full_file_system_still_takes_two_saves(volume):
     with pytest.raises(DirectoryError, match=r"No space left on device; the newest .* is step-0000000002"):
         flusher.flush(state_of(3), 3, generation_name(3, "full"))
     flusher.close()
-    volume.cut(WITHOUT_LOG)
+    volume.cut(Cut.WITHOUT_LOG)
     volume.reboot()
     assert check(directory, 2) == 2
 
@@ -228,7 +130,7 @@ def test_an_export_survives_a_cut(volume):
         generation = latest(volume.path / "run").generation
         assert generation is not None
         export(generation, volume.path / to, to)
-        volume.cut(WITHOUT_LOG)
+        volume.cut(Cut.WITHOUT_LOG)
         volume.reboot()
     state = {"w": torch.zeros(SIZE)}
     dcp.load(state, checkpoint_id=volume.path / "dcp", no_dist=True)
@@ -247,26 +149,3 @@ def fill_up(path: Path) -> None:
             at += size
     os.fsync(fd)
     os.close(fd)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("how", ["dcp.save", "torch.save and rename"])
-def test_the_usual_ways_fail_here(volume, how):
-    """What is common loses the checkpoint that it has just reported saved: the rig can tell the difference."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    target = volume.path / "checkpoint"
-    if how == "dcp.save":
-        dcp.save({"a": torch.ones(1000)}, checkpoint_id=target, no_dist=True)
-    else:
-        torch.save({"a": torch.ones(1000)}, volume.path / "aside")
-        os.replace(volume.path / "aside", target)
-    volume.cut(WITHOUT_LOG)
-    volume.reboot()
-    if how == "dcp.save":
-        with pytest.raises(CheckpointException):
-            dcp.load({"a": torch.zeros(1000)}, checkpoint_id=target, no_dist=True)
-    else:
-        with pytest.raises((OSError, EOFError)):
-            torch.load(target)
