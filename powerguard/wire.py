@@ -8,6 +8,8 @@ what                          limit              why
 frames                        2                  the sender's identity is the socket's business
 body from a rank              64 KiB             the largest is HELLO: three paths and some words
 body to a rank                4 MiB              SEAL names every shard: about 150 bytes a rank
+REPORT of a node              1 MiB              1,024 ranks
+COURSE for a node             16 MiB             the roster of 65,536 ranks, or the shards that its rank is to seal
 a string                      4,096 characters   PATH_MAX
 a list                        65,536 entries     ranks of a world
 a number                      finite, < 2**53    floats that JSON and arithmetic survive
@@ -29,6 +31,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from powerguard.core.between import COURSE_BYTES, REPORT_BYTES, FromPeer, Report
 from powerguard.core.messages import FromRank, Message, ToRank
 
 VERSION = b"pg1"
@@ -45,6 +48,8 @@ IDENTITY_BYTES = 255
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 _to_rank: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+
+_peer: msgspec.msgpack.Decoder[FromPeer] = msgspec.msgpack.Decoder(FromPeer)
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
 """All that a decoder may raise over bytes that it can't make sense of."""
@@ -78,6 +83,30 @@ def decode_from_rank(frames: Sequence[Frame]) -> FromRank:
 def decode_to_rank(frames: Sequence[Frame]) -> ToRank:
     """The message that the daemon sent; `WireError` and nothing else for anything that isn't one."""
     return _decode(frames, _to_rank, TO_RANK_BYTES)
+
+
+def encode_peer(message: FromPeer) -> list[bytes]:
+    """The frames of a word to another node; raises `WireError` if it would be refused there."""
+    _checked(message)
+    try:
+        body = _encoder.encode(message)
+    except UnicodeEncodeError as error:
+        raise WireError(f"a string that isn't text: {error}") from None
+    _fits(message, len(body))
+    return [VERSION, body]
+
+
+def decode_peer(frames: Sequence[Frame]) -> FromPeer:
+    """The word of another node; `WireError` and nothing else for anything that isn't one."""
+    message = _decode(frames, _peer, COURSE_BYTES)
+    _fits(message, len(frames[1]))
+    return message
+
+
+def _fits(message: FromPeer, size: int) -> None:
+    limit = REPORT_BYTES if isinstance(message, Report) else COURSE_BYTES
+    if size > limit:
+        raise WireError(f"{type(message).__name__} of {size} bytes, more than {limit}")
 
 
 def _decode(frames: Sequence[Frame], decoder: msgspec.msgpack.Decoder[M], limit: int) -> M:

@@ -63,7 +63,7 @@ def test_commented_lines_show_the_defaults(credentials):
 
 def test_every_key_of_the_configuration_is_in_the_example():
     """No setting is hidden: each key of each table is shown, commented or not."""
-    for table in ("node", "halt", "shed", "metrics", "log", "notify"):
+    for table in ("node", "peers", "halt", "shed", "metrics", "log", "notify"):
         kind = next(f.type for f in msgspec.structs.fields(Config) if f.name == table)
         for field in msgspec.structs.fields(kind):
             assert re.search(rf"^#? ?{field.name} = ", EXAMPLE, re.MULTILINE), f"{table}.{field.name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
@@ -20,6 +21,7 @@ from powerguard.config.values import (
     MetricsConfig,
     NodeConfig,
     NotifyConfig,
+    PeersConfig,
     ShedConfig,
 )
 from powerguard.core.policy import Policy
@@ -27,10 +29,15 @@ from powerguard.errors import ConfigError
 
 FILE_MAX_BYTES = 1 << 20
 SHED_LEAST_PCT = 20.0
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Of a node that other nodes know: it names a file."""
 RUN_DIR_MAX_BYTES = 107 - len("/control.sock")
 """A Unix socket's path has at most 107 bytes (unix(7))."""
 
-_TABLES = ("node", "ups", "policy", "halt", "shed", "metrics", "log", "notify")
+PEERS_PORT_MAX = 32767
+"""Ports above are handed out to outgoing connections (Linux: 32768 to 60999): a restart could find its own taken."""
+
+_TABLES = ("node", "ups", "policy", "peers", "halt", "shed", "metrics", "log", "notify")
 
 
 def load(
@@ -99,6 +106,7 @@ def _config(reader: Reader) -> Config:
         halt=_halt(reader),
         shed=_shed(reader),
         metrics=_metrics(reader),
+        peers=_peers(reader, node),
         log=reader.struct(LogConfig, "log"),
         notify=notify,
     )
@@ -150,3 +158,16 @@ def _metrics(reader: Reader) -> MetricsConfig:
     if metrics.listen and (not good or (":" in host and not host.startswith("["))):
         reader.bad("metrics.listen", f"{metrics.listen!r} isn't an address", '"127.0.0.1:9811" or "[::1]:9811"')
     return metrics
+
+
+def _peers(reader: Reader, node: NodeConfig) -> PeersConfig:
+    peers = reader.struct(PeersConfig, "peers")
+    host, colon, port = peers.listen.rpartition(":")
+    good = bool(colon) and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= PEERS_PORT_MAX
+    if peers.listen and (not good or (":" in host and not host.startswith("["))):
+        reader.bad("peers.listen", f"{peers.listen!r} isn't an address with a port to {PEERS_PORT_MAX}", '":9812"')
+    if not peers.keys.startswith("/"):
+        reader.bad("peers.keys", f"{peers.keys!r} isn't an absolute path", f'"{PeersConfig().keys}"')
+    if peers.listen and node.name and not NODE_NAME.fullmatch(node.name):
+        reader.bad("node.name", f"{node.name!r} can't be the name of a key", "letters, digits, '.', '-' and '_'")
+    return peers

@@ -100,6 +100,20 @@ class MetricsConfig(Struct, frozen=True):
         return host.strip("[]") or "127.0.0.1", int(port)
 
 
+class PeersConfig(Struct, frozen=True):
+    """`[peers]`: the daemons of the other nodes that a job may span; off when *listen* is empty."""
+
+    listen: str = ""  # "host:port" or ":port", which means every address of this node
+    keys: str = "/etc/powerguard/keys"  # folder of this node's secret key and of the public keys of the others
+    address: str = ""  # where the others reach this node; "" = the first address found
+
+    @property
+    def bind(self) -> tuple[str, int]:
+        """Host and port; only meaningful when *listen* isn't empty."""
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
 class LogConfig(Struct, frozen=True):
     """`[log]`: what is written, and how."""
 
@@ -123,6 +137,7 @@ class Config(Struct, frozen=True):
     halt: HaltConfig = HaltConfig()
     shed: ShedConfig = ShedConfig()
     metrics: MetricsConfig = MetricsConfig()
+    peers: PeersConfig = PeersConfig()
     log: LogConfig = LogConfig()
     notify: NotifyConfig = NotifyConfig()
 
@@ -130,7 +145,7 @@ class Config(Struct, frozen=True):
 def describe_change(old: Config, new: Config) -> list[str]:
     """One line for each value that differs, "key: old -> new"; a password is only said to have changed."""
     lines: list[str] = []
-    for table in ("node", "halt", "shed", "metrics", "log", "notify"):
+    for table in ("node", "peers", "halt", "shed", "metrics", "log", "notify"):
         lines += _differences(table, getattr(old, table), getattr(new, table))
     lines += _differences("policy", old.policy, new.policy, skip=("feeds",))
     before, after = {u.name: u for u in old.ups}, {u.name: u for u in new.ups}
