@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -79,7 +80,7 @@ MISTAKES = [
     ("park --run-dir @/empty", 10, "no daemon serves"),
     ("resume --run-dir @/empty", 10, "no daemon serves"),
     ("flush now", 2, "unexpected extra argument"),
-    ("replay", 2, "Missing argument 'JOURNAL'"),
+    ("replay", 2, "Missing argument 'FILE'"),
     ("replay @/absent", 11, "can't be read: No such file"),
     ("replay @/empty", 11, "can't be read: Is a directory"),
     ("replay @/noise", 11, "not a journal of powerguard"),
@@ -156,6 +157,16 @@ def test_replay_tells_the_night_in_order(files, capsys):
     assert [p for n, p in enumerate(phases) if n == 0 or phases[n - 1] != p] == ["online", "on_battery", "online"]
     assert len(phases) < 14
     assert "!" not in out
+
+
+def test_replay_draws_the_night(files, capsys):
+    """What was left and what was needed, with each change of phase."""
+    code, _, _ = called("replay @/journal.jsonl --plot @/night.svg", files, capsys)
+    drawing = ElementTree.parse(files / "night.svg").getroot()
+    texts = {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")}
+
+    assert code == 0
+    assert {"on battery", "online", "need and margin", "journal.jsonl"} <= texts
 
 
 def test_replay_shows_what_another_policy_would_have_done(files, capsys):

@@ -1,7 +1,11 @@
-"""`powerguard replay`: decide a journal anew. What would this version, or another policy, have done that night?"""
+"""`powerguard replay`: decide a journal anew. What would this version, or another policy, have done that night?
+
+A CSV file of a discharge, of anybody's UPS, is told what the estimator makes of it (`trace.py`). Both can be drawn.
+"""
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -10,13 +14,18 @@ import msgspec
 import typer
 
 from powerguard import config, journal
+from powerguard.cli import trace
+from powerguard.cli.chart import Point, svg
 from powerguard.cli.out import say, say_json, seconds
 from powerguard.core.decide import decide
 from powerguard.core.policy import Policy
 from powerguard.core.state import Decision, State
 from powerguard.core.types import Actions, Announce, Halt
-from powerguard.errors import JournalError
+from powerguard.errors import DirectoryError, JournalError, UsageError
 from powerguard.journal import Base, Done, Fault, Head, Learnt, Rules, Tick
+
+TOLD = 40
+"""A trace is told in about so many lines, and where something changes."""
 
 _LATER = ("Ack", "Welcome", "Notice")
 """Small talk that isn't worth a line."""
@@ -42,6 +51,11 @@ class Replay:
         self._own, self._policy = own, own or Policy()
         self._state: State | None = None
         self._last_n = -1
+
+    @property
+    def margin_s(self) -> float:
+        """On top of the need, by the policy in force."""
+        return self._policy.margin_s
 
     def take(self, record: journal.Record) -> tuple[Tick, Decision] | None:
         """The new decision beside the old one; None for records that decide nothing, or lack a state to begin with."""
@@ -89,10 +103,15 @@ def register(app: typer.Typer) -> None:
     app.command()(replay)
 
 
-def replay(
+def replay(  # noqa: PLR0917
     path: Annotated[
         Path,
-        typer.Argument(metavar="JOURNAL", help="a journal-*.jsonl of state_dir", show_default=False, readable=False),
+        typer.Argument(
+            metavar="FILE",
+            help="a journal-*.jsonl of state_dir, or a .csv of a discharge",
+            show_default=False,
+            readable=False,
+        ),
     ],
     policy: Annotated[
         Path | None,
@@ -102,17 +121,49 @@ def replay(
         bool, typer.Option("--all", help="a line for every decision, not only where something changes")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="a line of JSON for each line, then a summary")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="draw the runway over time into this .svg", show_default=False, readable=False)
+    ] = None,
+    flush: Annotated[float, typer.Option(help="a .csv: seconds that a flush takes")] = 60.0,
+    dark: Annotated[bool, typer.Option("--dark", help="a .csv: the power went out at its end")] = False,
+    fixed: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="VAR=VALUE", help="a .csv: a NUT variable that it lacks", show_default=False),
+    ] = None,
 ) -> None:
     """Decide a journal anew: the timeline of reasons, and where it differs from what was done.
 
     Lines that differ begin with a ! and show what was done then.
+
+    A .csv of a discharge has a row for each poll: t_s (or time), and NUT variables (battery.charge) or names as public
+    traces have them (charge_pct, timeleft_min, batt_V, volts_mV, load_pct, status); # begins a comment.
     """
+    if plot is not None and plot.suffix != ".svg":
+        raise UsageError(f"--plot {plot}: only .svg is drawn", todo="name a file that ends in .svg")
+    own = config.load(policy, secrets=False).policy if policy is not None else None
+    if path.suffix == ".csv":
+        points = _trace(
+            path, own or Policy(), flush_s=flush, dark=dark, fixed=fixed or [], every=every, as_json=as_json
+        )
+        title = "What the runway said of this discharge"
+    else:
+        points = _journal(path, own, policy, every=every, as_json=as_json)
+        title = "The runway as it was decided on"
+    if plot is not None and points:
+        try:
+            plot.write_text(svg(title, path.name, points), encoding="utf-8")
+        except OSError as error:
+            raise DirectoryError(f"{plot} can't be written: {error.strerror}", todo="name another file") from None
+
+
+def _journal(path: Path, own: Policy | None, policy: Path | None, *, every: bool, as_json: bool) -> list[Point]:
+    """Tells a journal; its decisions on battery, and those around them, as points."""
     recording = journal.read(path)
     if recording.head is None:
         raise JournalError(f"{path} has no head", todo="its beginning is lost; name another file")
-    own = config.load(policy, secrets=False).policy if policy is not None else None
     walk = Replay(own)
     shown_reason = shown_phase = ""
+    points: list[Point] = []
     if not as_json:
         _introduce(recording.head, policy)
     for record in recording.records:
@@ -122,25 +173,69 @@ def replay(
         if pair is None:
             continue
         line = _line(recording.head, *pair)
+        points.append(_point(recording.head, *pair, shown_phase, walk.margin_s))
         kind = _kind(line.reason)
         telling = line.phase != shown_phase or kind != shown_reason or line.actions or line.was_actions is not None
         if every or telling:
             say_json(line) if as_json else _say(line)
         shown_reason, shown_phase = kind, line.phase
-    summary = {
-        "decisions": walk.decided,
-        "differ": walk.differ,
-        "skipped": walk.skipped,
-        "damaged_lines": recording.damaged,
-    }
+    _sum_up(
+        {"decisions": walk.decided, "differ": walk.differ, "skipped": walk.skipped, "damaged_lines": recording.damaged},
+        as_json=as_json,
+    )
+    return points
+
+
+def _sum_up(summary: dict[str, int], *, as_json: bool) -> None:
     if as_json:
         say_json(summary)
+        return
+    words = (f"{count} {what.replace('_', ' ')}" for what, count in summary.items() if count or what == "differ")
+    say(", ".join(words))
+
+
+def _point(head: Head, tick: Tick, decision: Decision, before: str, margin_s: float) -> Point:
+    state = decision.state
+    power, phase = state.power, state.phase.value
+    need_s = None if phase == "online" else state.need.used_s + margin_s
+    event = phase.replace("_", " ") if before not in ("", phase) else ""
+    return Point(tick.at - head.at, None if power is None else power.runway_s, phase, need_s, event=event)
+
+
+def _trace(
+    path: Path, policy: Policy, *, flush_s: float, dark: bool, fixed: list[str], every: bool, as_json: bool
+) -> list[Point]:
+    """Tells a trace, and its rows as points."""
+    lacking = dict(text.split("=", 1) for text in fixed if "=" in text)
+    if len(lacking) != len(fixed):
+        raise UsageError("--set wants VAR=VALUE, each variable once", todo="for example --set battery.type=li-ion")
+    said = trace.play(trace.read(path, lacking), policy, flush_s=flush_s, dark=dark)
+    need_s = trace.need_of(policy, flush_s).used_s + policy.margin_s
+    told = ("", "", -math.inf)
+    for each in said:
+        often = each.at - told[2] >= max(10.0, said[-1].at / TOLD)
+        if every or each.event or (each.phase, each.by) != told[:2] or often or each is said[-1]:
+            say_json(each) if as_json else _say_trace(each)
+            told = (each.phase, each.by, each.at)
+    under, given, share = trace.kept(said)
+    summary = {"rows": len(said), "bounds": sum(each.runway_s is not None for each in said)}
+    if as_json:
+        say_json(summary | ({"not_above_the_truth": under, "median_share": share} if given else {}))
     else:
-        say(
-            ", ".join(
-                f"{count} {what.replace('_', ' ')}" for what, count in summary.items() if count or what == "differ"
-            )
-        )
+        words = f"{summary['rows']} rows, {summary['bounds']} bounds"
+        if given and share is not None:
+            words += f", {100.0 * under / given:.1f} % not above what was left, in the median {share:.2f} of it"
+        say(words)
+    return [
+        Point(each.at, each.runway_s, each.phase, None if each.phase == "online" else need_s, each.truth_s, each.event)
+        for each in said
+    ]
+
+
+def _say_trace(each: trace.Said) -> None:
+    left = "unknown" if each.runway_s is None else f"{each.runway_s:.0f} s"
+    truth = "" if each.truth_s is None else f" of {each.truth_s:.0f} s"
+    say(f"{each.at:>8.0f} s  {each.status:<12} {left + truth:>20}  {each.by:<10}  {each.reason}")
 
 
 def _introduce(head: Head, policy: Path | None) -> None:
