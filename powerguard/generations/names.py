@@ -12,6 +12,7 @@
             reserve/                        space kept for the next flush
             trash/                          generations on their way out
             resumes/                        how often each generation was resumed from
+            pace/                           what saves have taken
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ RESERVE = "reserve"
 BALLAST = "ballast"
 TRASH = "trash"
 RESUMES = "resumes"
+PACE = "pace"
 
 RANK_MAX = 10**7
 STEP_MAX = 10**15

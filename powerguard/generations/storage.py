@@ -34,6 +34,28 @@ def advise(directory: str | Path, *, mountinfo: str | None = None, sys: Path = P
     return (*_file_system(mount), *_disk(mount, sys))
 
 
+def counter(directory: str | Path, *, mountinfo: str | None = None, sys: Path = Path("/sys")) -> Path | None:
+    """The file in which the kernel counts what the disk under *directory* has taken; None where there is no such disk.
+
+    For `written_bytes`. A whole disk's, also where the directory is on a partition: its writers share the disk.
+    """
+    try:
+        text = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
+    except OSError:
+        return None
+    mount = find_mount(os.path.realpath(directory), parse_mounts(text))
+    queue = _queue(mount, sys) if mount is not None else None
+    return queue.parent / "stat" if queue is not None else None
+
+
+def written_bytes(counter: Path | None) -> int | None:
+    """What the disk has taken since the system started; None where that isn't known."""
+    try:
+        return int(counter.read_text().split()[6]) * 512 if counter is not None else None
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def parse_mounts(text: str) -> list[Mount]:
     """The mounts in the text of /proc/self/mountinfo."""
     mounts = []

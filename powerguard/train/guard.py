@@ -98,8 +98,9 @@ class Guard:
         allow_pickle: bool,
         reserve: bool,
     ) -> None:
+        from powerguard.train.metered import MeteredFlusher
         from powerguard.train.pace import PaceMeter
-        from powerguard.train.saver import MeteredFlusher, Saver
+        from powerguard.train.saver import Saver
 
         self.identity = identity
         self.resumed: Any = None  # the LoadReport of `resume`: its values hold what couldn't be changed in place
@@ -114,6 +115,7 @@ class Guard:
         meter = PaceMeter()
         flusher = MeteredFlusher(
             dir,
+            meter=meter,
             rank=identity.rank,
             world_size=identity.world_size,
             local_rank=identity.local_rank,
@@ -121,7 +123,6 @@ class Guard:
             reserve=reserve,
             unit=unit,
         )
-        flusher.meter = meter
         self._desk = Desk(step_now=lambda: int(self._step), arm=self._arm, pace=meter.pace)
         self._saver = Saver(flusher, state, self._desk, keep=keep, log=self._log)
         self._leaver: Leaver | None = None
@@ -138,9 +139,6 @@ class Guard:
         except BaseException:
             self._saver.close(0.0)
             raise
-        if ready.write_s is not None:
-            flusher.meter.staged(ready.stage_s or 0.0, ready.state_bytes)
-            flusher.meter.wrote(ready.write_s, ready.fsync_s or 0.0, ready.state_bytes)
         for warning in ready.warnings:
             self._log.warning(warning)
         self._leaver = leaver

@@ -119,8 +119,7 @@ class Checkpointer:
 
     def _finish(self, name: str) -> None:
         sealed = seal_if_whole(self.directory, name).sealed
-        if sealed and self.keep is not None:
-            self._flusher.settle(self.keep)
+        self._flusher.settle(self.keep if sealed else None)  # each rank's own space is reserved anew
 
     def _name(self, step: int) -> str:
         """Unique to this attempt; the same on all ranks, as they save the same steps equally often."""

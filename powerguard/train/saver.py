@@ -17,28 +17,10 @@ from powerguard.core.follow import Deed, Save
 from powerguard.core.messages import Failed, Seal, Sealed, SealWritten, Shard, Staged
 from powerguard.errors import PowerguardError
 from powerguard.generations.seal import seal
-from powerguard.train.flush import Cancelled, Flusher, Written
+from powerguard.train.flush import Cancelled, Written
 from powerguard.train.flush import Staged as Copied
 from powerguard.train.log import Log, explain
-from powerguard.train.pace import PaceMeter
-
-
-class MeteredFlusher(Flusher):
-    """A flusher whose every save, for whom ever, tells the meter what it took."""
-
-    meter: PaceMeter
-
-    def stage(self, state: Mapping[str, object], step: int) -> Copied:
-        """As its base does."""
-        copied = super().stage(state, step)
-        self.meter.staged(copied.stage_s, copied.bytes)
-        return copied
-
-    def write(self, staged: Copied, generation: str, *, cancelled: Callable[[], bool] | None = None) -> Written:
-        """As its base does."""
-        written = super().write(staged, generation, cancelled=cancelled)
-        self.meter.wrote(written.write_s, written.fsync_s, written.bytes)
-        return written
+from powerguard.train.metered import MeteredFlusher
 
 
 class Worker:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.generations.storage import advise, find_mount, parse_mounts
+from powerguard.generations.storage import advise, counter, find_mount, parse_mounts, written_bytes
 
 TABLE = r"""
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
@@ -71,6 +71,20 @@ def test_a_volatile_write_cache_is_named(tmp_path, cache, count):
     warnings = advise("/home", mountinfo=TABLE, sys=tmp_path)
     assert len(warnings) == count
     assert all("volatile write cache" in warning for warning in warnings)
+
+
+def test_what_a_disk_has_taken_is_read_from_its_own_counter(tmp_path):
+    """Also for a partition; a file system without a disk has none, and nonsense is unknown."""
+    write(tmp_path / "devices" / "vda" / "queue" / "write_cache", "write back\n")
+    write(tmp_path / "devices" / "vda" / "stat", "1 2 3 4 5 6 100 8 9\n")
+    (tmp_path / "devices" / "vda" / "vda1").mkdir()
+    (tmp_path / "dev" / "block").mkdir(parents=True)
+    (tmp_path / "dev" / "block" / "254:0").symlink_to(tmp_path / "devices" / "vda" / "vda1")
+    assert written_bytes(counter("/home", mountinfo=TABLE, sys=tmp_path)) == 51_200
+    assert counter("/run/x", mountinfo=TABLE, sys=tmp_path) is None
+    assert written_bytes(None) is None
+    write(tmp_path / "devices" / "vda" / "stat", "1 2\n")
+    assert written_bytes(counter("/home", mountinfo=TABLE, sys=tmp_path)) is None
 
 
 def test_this_machine_can_be_asked(tmp_path):

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerguard.core.messages import Pace
-from powerguard.train.pace import SAVES, STEPS, PaceMeter, StepWatch
+from powerguard.generations.paces import SAVES, Save
+from powerguard.train.pace import STEPS, PaceMeter, StepWatch
 
 
 def test_nothing_measured_is_nothing_said():
@@ -21,9 +22,19 @@ def test_few_measurements_give_the_slowest():
     meter = PaceMeter()
     for seconds in (1.0, 9.0, 2.0):
         meter.staged(seconds / 10, 100)
-        meter.wrote(seconds, seconds / 2, 200)
+        meter.wrote(Save(200, seconds, seconds / 2))
 
     assert meter.pace() == Pace(0.0, 0.9, 9.0, 4.5, 200)
+
+
+def test_a_hundred_saves_give_the_99th_percentile():
+    """One save in a hundred that took minutes isn't what a save takes; two in a hundred are."""
+    meter = PaceMeter()
+    for number in range(SAVES):
+        meter.wrote(Save(200, 120.0 if number == 50 else 1.0, 0.1))
+    assert meter.pace().write_s == 1.0
+    meter.wrote(Save(200, 60.0, 0.1))
+    assert meter.pace().write_s == 60.0
 
 
 def test_many_steps_give_a_high_quantile():
@@ -42,7 +53,7 @@ def test_pace_is_always_finite(values):
     for value in values:
         meter.step(value)
         meter.staged(value, -1)
-        meter.wrote(value, value, 5)
+        meter.wrote(Save(5, value, value))
     pace = meter.pace()
 
     assert all(math.isfinite(x) and x >= 0 for x in (pace.step_s, pace.stage_s, pace.write_s, pace.fsync_s))
@@ -51,11 +62,41 @@ def test_pace_is_always_finite(values):
 def test_old_saves_are_forgotten():
     """A disk that has become fast again is believed after a while."""
     meter = PaceMeter()
-    meter.wrote(100.0, 1.0, 1)
+    meter.wrote(Save(1, 100.0, 1.0))
     for _ in range(SAVES):
-        meter.wrote(1.0, 0.0, 1)
+        meter.wrote(Save(1, 1.0, 0.0))
 
     assert meter.pace().write_s == 1.0
+
+
+def test_a_save_alone_on_the_disk_counts_as_with_all_ranks_at_once():
+    """Four ranks share a disk: what one wrote alone takes four times as long, what all wrote at once no longer."""
+    meter = PaceMeter()
+    meter.shared_by(4)
+    meter.wrote(Save(100, 1.0, 0.1, disk_bytes=100))
+    assert meter.pace().write_s == 4.0
+    assert meter.pace().fsync_s == 0.4
+    together = PaceMeter()
+    together.shared_by(4)
+    together.wrote(Save(100, 3.0, 0.1, disk_bytes=400))
+    together.wrote(Save(100, 2.0, 0.1, disk_bytes=0))  # a network's: not known, so as it was
+    assert together.pace().write_s == 3.0
+
+
+def test_what_earlier_runs_measured_counts_and_ages():
+    """Recalled saves are there before the first one of this run, and give way to new ones."""
+    meter = PaceMeter()
+    meter.recall([Save(10, 7.0, 0.5, stage_s=0.3)], 10)
+    assert meter.pace() == Pace(0.0, 0.3, 7.0, 0.5, 10)
+    assert meter.new_saves() == ()
+    meter.staged(0.2, 10)
+    for _ in range(SAVES):
+        meter.wrote(Save(10, 1.0, 0.1))
+    assert meter.pace().write_s == 1.0
+    new = meter.new_saves()
+    assert len(new) == SAVES
+    assert new[0] == Save(10, 1.0, 0.1, stage_s=0.2)  # what its copy took belongs to it
+    assert new[1] == Save(10, 1.0, 0.1)
 
 
 def test_looking_now_and_then_times_steps():

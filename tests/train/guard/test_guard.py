@@ -21,6 +21,7 @@ from powerguard.core.messages import Notice, Purpose
 from powerguard.core.types import Send
 from powerguard.errors import CheckpointError, DirectoryError, StateError, UsageError
 from powerguard.generations import latest, scan
+from powerguard.generations.paces import Save
 from powerguard.train.guard import GO
 from powerguard.train.saver import Writing
 
@@ -440,7 +441,7 @@ def test_a_stop_gives_the_snapshot_up_only_if_time_is_short(attach, daemon, even
     saver = guard._saver
     for budget_s, given_up in ((None, False), (1000.0, False), (12.0, True), (5.0, False)):
         for _ in range(32):
-            saver.flusher.meter.wrote(10.0, 0.0, 1)  # as if a write took ten seconds
+            saver.flusher.meter.wrote(Save(1, 10.0, 0.0))  # as if a write took ten seconds
         writing = saver._writing = Writing(1, 10.0)
         threading.Timer(0.2, writing.done.set).start()
         saver._make_way(budget_s)
