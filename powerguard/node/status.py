@@ -12,6 +12,7 @@ from msgspec import Struct
 from powerguard.config import Config
 from powerguard.core.job import Job, Member, living
 from powerguard.core.need import Need
+from powerguard.core.outlook import Outlook, outlook
 from powerguard.core.policy import Policy
 from powerguard.core.state import State
 from powerguard.core.supply import Feed
@@ -103,6 +104,7 @@ class Status(Struct, frozen=True):
     shutdown_delay_s: float | None = None  # so long (InhibitDelayMaxSec)
     gpus_lowered: bool | None = None  # the GPUs run at less power; None: are left alone
     gate: str = ""  # why no new training should begin now; "" = it may
+    outlook: Outlook = Outlook("")  # what happens next and when, if things stay as they are
     format: int = 1
 
 
@@ -154,6 +156,7 @@ def describe(config: Config, state: State, shell: Shell, now: float) -> Status:
         shutdown_delay_s=shell.shutdown_delay_s,
         gpus_lowered=shell.gpus_lowered,
         gate=gate(config.policy, state),
+        outlook=outlook(config.policy, state, now),
     )
 
 
