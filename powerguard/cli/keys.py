@@ -18,8 +18,8 @@ from powerguard.config import Config, PeersConfig
 from powerguard.errors import UsageError
 from powerguard.node import keyring
 from powerguard.node.addresses import own_addresses
+from powerguard.node.dial import new_pair
 from powerguard.node.keyring import Trusted
-from powerguard.node.peers import new_pair
 
 HELP = "Keys of this node and of the others that it believes, for jobs that span nodes."
 SERVICE_USER = "powerguard"

@@ -15,52 +15,27 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from powerguard import wire
-from powerguard.config import Secret
-from powerguard.core.between import COURSE_BYTES, FromPeer, PeerReport
+from powerguard.core.between import FromPeer, PeerReport
 from powerguard.errors import PowerguardError
 from powerguard.node import zap
-from powerguard.node.addresses import joined, split
+from powerguard.node.dial import Dialler, Line, belongs, bounded
 from powerguard.node.door import Door, established
-from powerguard.node.keyring import Keyring, Own
+from powerguard.node.keyring import Keyring
 from powerguard.node.limits import Rates, Refusals
 
-HIGH_WATER = 32
-"""Words that wait in one connection, each way; beyond, they are dropped: the next one says it all again."""
-QUEUED_MAX = 65536
 TAKE_MAX = 1000
 RATE_PER_S, BURST = 400.0, 8000.0
 """In messages; a long one counts for one more by each `RATE_BYTES`. A node says a few a second, more in an order."""
 RATE_BYTES = 16 * 1024
-HANDSHAKE_MS = 5000
-"""Who hasn't proven a key by then is dropped."""
-HEARTBEAT_MS, SILENT_MS = 1000, 4000
-"""A cut is noticed within this, and the connection made anew."""
-DIAL_MS = 2000
-RECONNECT_FIRST_MS, RECONNECT_MAX_MS = 100, 1000
 CONNECTIONS_SPARE = 64
 """Connections beyond two for each trusted node: whoever hasn't proven a key yet."""
 RECOUNT_S = 2.0
-
-
-def new_pair(node: str) -> Own:
-    """A new pair of keys for *node*."""
-    public, secret = zmq.curve_keypair()
-    return Own(node, public.decode(), Secret(secret.decode()))
-
-
-def belongs(own: Own) -> bool:
-    """Whether the public key is that of the secret one."""
-    try:
-        return bool(zmq.curve_public(own.secret.reveal().encode()) == own.public.encode())
-    except (zmq.ZMQError, ValueError):
-        return False
 
 
 class Peers:
@@ -90,8 +65,7 @@ class Peers:
         self._trouble = ""
         self._lock = threading.Lock()  # guards _wanted and _out
         self._wanted: dict[str, tuple[str, ...]] = {}
-        self._out: deque[tuple[str, list[bytes]]] = deque(maxlen=QUEUED_MAX)
-        self._dialled: dict[str, tuple[tuple[str, ...], str, zmq.Socket[bytes]]] = {}  # addresses, key, socket
+        self._out: dict[tuple[str, str, type], list[bytes]] = {}  # the newest word of a kind replaces the one before
         self._routes: dict[str, bytes] = {}  # node -> routing id of its newest connection
         self._connected, self._recount_at = 0, 0.0
         self._linger_ms = 0
@@ -112,11 +86,12 @@ class Peers:
         self._poller = zmq.Poller()
         for source in (self._router, self._monitor, self._zap, self._wake):
             self._poller.register(source, zmq.POLLIN)
+        self._dialler = Dialler(self._context, self._poller, port, ipv6=self._door.ipv6)
         self._thread = self._start()
 
     def _listen(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        self._common(router)
+        bounded(router, ipv6=self._door.ipv6)
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.CURVE_SERVER, 1),
@@ -129,19 +104,6 @@ class Peers:
         router.bind(self._door.endpoint)
         return router, monitor
 
-    def _common(self, socket: zmq.Socket[bytes]) -> None:
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.IPV6, int(self._door.ipv6)),
-            (zmq.MAXMSGSIZE, COURSE_BYTES),
-            (zmq.RCVHWM, HIGH_WATER),
-            (zmq.SNDHWM, HIGH_WATER),
-            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
-            (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
-            (zmq.HEARTBEAT_TIMEOUT, SILENT_MS),
-        ):
-            socket.setsockopt(option, value)
-
     def _start(self) -> threading.Thread:
         thread = threading.Thread(target=self._run, name="powerguard-peers", daemon=True)
         thread.start()
@@ -151,9 +113,10 @@ class Peers:
 
     def send(self, node: str, message: FromPeer) -> None:
         """Hands *message* to a node; from any thread, never waits. Raises `WireError` for what can't be framed."""
-        frames = wire.encode_peer(message)
+        frames, key = wire.encode_peer(message), (node, message.job, type(message))
         with self._lock:
-            self._out.append((node, frames))
+            self._out.pop(key, None)
+            self._out[key] = frames
         self._ring()
 
     def reach(self, wanted: Mapping[str, tuple[str, ...]]) -> None:
@@ -203,15 +166,15 @@ class Peers:
                 if self._wake in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._wake)
-                    self._dial()
+                self._dial()
                 self._admit()
                 if self._monitor in ready or not self._door.open:
                     self._watch_connections()
                 if self._router in ready:
                     self._take_in()
-                for node, (_, _, socket) in tuple(self._dialled.items()):
-                    if socket in ready:
-                        self._take(node, socket)
+                for node, line in tuple(self._dialler.lines.items()):
+                    if line.socket in ready:
+                        self._take(node, line)
                 self._give()
                 if self._closing.is_set():
                     return
@@ -231,40 +194,9 @@ class Peers:
             self._zap.send_multipart(reply)
 
     def _dial(self) -> None:
-        """Opens the lines that are wanted, closes the others."""
         with self._lock:
             wanted = dict(self._wanted)
-        for node, (addresses, key, socket) in tuple(self._dialled.items()):
-            one = self.ring.trusted.get(node)
-            if wanted.get(node) != addresses or one is None or one.public != key:
-                del self._dialled[node]
-                self._poller.unregister(socket)
-                socket.close(linger=0)
-        for node, addresses in wanted.items():
-            one = self.ring.trusted.get(node)
-            if node not in self._dialled and one is not None:
-                socket = self._line(one.public, addresses)
-                self._poller.register(socket, zmq.POLLIN)
-                self._dialled[node] = (addresses, one.public, socket)
-
-    def _line(self, key: str, addresses: tuple[str, ...]) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        self._common(socket)
-        for option, value in (
-            (zmq.PROBE_ROUTER, 1),
-            (zmq.IMMEDIATE, 1),  # what can't be sent now is said again later, and not twice
-            (zmq.RECONNECT_IVL, RECONNECT_FIRST_MS),
-            (zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS),
-            (zmq.CONNECT_TIMEOUT, DIAL_MS),
-        ):
-            socket.setsockopt(option, value)
-        socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, self.ring.own.public.encode())
-        socket.setsockopt(zmq.CURVE_SECRETKEY, self.ring.own.secret.reveal().encode())
-        for address in addresses:
-            with contextlib.suppress(zmq.ZMQError):
-                socket.connect(f"tcp://{joined(*split(address, self.port))}")
-        return socket
+        self._dialler.dial(self.ring, wanted, self._clock())
 
     def _take_in(self) -> None:
         for _ in range(TAKE_MAX):
@@ -279,10 +211,11 @@ class Peers:
             self._routes[node] = parts[0].bytes
             self._heard(node, [part.bytes for part in parts[1:]])
 
-    def _take(self, node: str, socket: zmq.Socket[bytes]) -> None:
+    def _take(self, node: str, line: Line) -> None:
+        line.heard_at = self._clock()
         for _ in range(TAKE_MAX):
             try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
+                frames = line.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._heard(node, frames)
@@ -306,22 +239,15 @@ class Peers:
         self._put(PeerReport(node, now, message))
 
     def _give(self) -> None:
-        while True:
-            with self._lock:
-                if not self._out:
-                    return
-                node, frames = self._out.popleft()
+        with self._lock:
+            out, self._out = self._out, {}
+        for (node, _, _), frames in out.items():
             self._give_one(node, frames)
 
     def _give_one(self, node: str, frames: list[bytes]) -> None:
         """By the line that was dialled if it is up, else by the one that came in, else not at all."""
-        line = self._dialled.get(node)
-        if line is not None:
-            with contextlib.suppress(zmq.Again):
-                line[2].send_multipart(frames, zmq.NOBLOCK)
-                return
         route = self._routes.get(node)
-        if route is None:
+        if self._dialler.send(node, frames) or route is None:
             return
         try:
             self._router.send_multipart([route, *frames], zmq.NOBLOCK)

@@ -7,6 +7,10 @@ from collections.abc import Mapping, Sequence
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"powerguard"
 VERSION = b"1.0"
+LATER = b"300"
+"""The connection ends without a word. A 400 would make the other side give up for good, and this key may be believed
+after the next reload.
+"""
 CREDENTIALS_AT = 6
 """Frames of a request: version, id, domain, address, identity, mechanism, then the credentials: 32 bytes of key."""
 
@@ -16,7 +20,7 @@ def answer(frames: Sequence[bytes], names: Mapping[bytes, str]) -> tuple[list[by
     request = frames[1] if len(frames) > 1 else b""
     why = _refused(frames, names)
     if why:
-        return [VERSION, request, b"400", b"refused", b"", b""], why
+        return [VERSION, request, LATER, b"refused", b"", b""], why
     return [VERSION, request, b"200", b"OK", names[frames[CREDENTIALS_AT]].encode(), b""], ""
 
 

@@ -14,8 +14,8 @@ from zmq.utils import z85
 from powerguard.config import Secret
 from powerguard.errors import ConfigError, UsageError
 from powerguard.node import keyring
+from powerguard.node.dial import belongs, new_pair
 from powerguard.node.keyring import Own, Trusted
-from powerguard.node.peers import belongs, new_pair
 
 
 @pytest.fixture
