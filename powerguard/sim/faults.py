@@ -1,9 +1,13 @@
 """What can go wrong, as a closed list of frozen values.
 
-A fault begins `at` an instant, or for a rank when it reaches `step`, and holds `for_s` seconds (0 = for ever).
-`parse` reads one from a line of a scenario: the name is the class's in kebab case, options are its fields::
+A fault begins `at` an instant, or when rank `rank` of `job` has completed `step`, and holds `for_s` seconds (0 = for
+ever). `parse` reads one from a line of a scenario: the name is the class's in kebab case, options are its fields::
 
     fault rank-stopped job=gpt rank=1 step=40 for_s=10
+    fault data-stale rank=0 step=40
+
+The pure world (`world.py`) knows all of them; which of them can be done to real processes, and how, says
+`drill/inject.py`.
 """
 
 from __future__ import annotations
@@ -16,15 +20,18 @@ from msgspec import Struct
 
 
 class Fault(Struct, frozen=True, tag=True, omit_defaults=True, kw_only=True):
-    """Base: when it begins and for how long it holds."""
+    """Base: when it begins and for how long it holds. *step* >= 0: when that rank has completed it, not at `at`."""
 
     at: float = 0.0
     for_s: float = 0.0
+    job: str = ""  # "" = any
+    rank: int = 0
+    step: int = -1
     where: ClassVar[str] = ""
 
     def active(self, now: float) -> bool:
         """It holds at *now*."""
-        return self.at <= now and (self.for_s <= 0.0 or now < self.at + self.for_s)
+        return self.step < 0 and self.at <= now and (self.for_s <= 0.0 or now < self.at + self.for_s)
 
 
 # ---- of a UPS and of the way to it; *feed* "" = every one ------------------------------------------
@@ -57,6 +64,14 @@ class UpsdGone(UpsFault, frozen=True, kw_only=True):
     """Nobody answers."""
 
 
+class HalfOpen(UpsFault, frozen=True, kw_only=True):
+    """The connection stands and nobody is at its other end: nothing comes back, not even a reset."""
+
+
+class Silent(UpsFault, frozen=True, kw_only=True):
+    """upsd accepts, takes each question, and never answers."""
+
+
 class UpsdRefuses(UpsFault, frozen=True, kw_only=True):
     """ERR UNKNOWN-UPS: the configuration is wrong, or upsd was restarted without this UPS."""
 
@@ -85,6 +100,13 @@ class RuntimeScaled(UpsFault, frozen=True, kw_only=True):
     """The firmware is an optimist: battery.runtime times *factor*."""
 
     factor: float = 1.4
+
+
+class RuntimeJumps(UpsFault, frozen=True, kw_only=True):
+    """battery.runtime is *factor* times too high and too low by turns, every *period_s*."""
+
+    factor: float = 4.0
+    period_s: float = 5.0
 
 
 class Missing(UpsFault, frozen=True, kw_only=True):
@@ -119,7 +141,7 @@ class CalibrationStuck(UpsFault, frozen=True, kw_only=True):
 
 
 class FsdSet(UpsFault, frozen=True, kw_only=True):
-    """upsd puts FSD before the status."""
+    """upsd puts FSD before the status, and keeps it there."""
 
 
 class MainsFlap(UpsFault, frozen=True, kw_only=True):
@@ -132,12 +154,9 @@ class MainsFlap(UpsFault, frozen=True, kw_only=True):
 
 
 class RankFault(Fault, frozen=True, kw_only=True):
-    """Base of what is wrong with a rank; *step* >= 0 begins it there instead of `at`."""
+    """Base of what is wrong with rank `rank` of `job`."""
 
     where: ClassVar[str] = "rank"
-    job: str = ""
-    rank: int = 0
-    step: int = -1
 
 
 class RankDead(RankFault, frozen=True, kw_only=True):
@@ -162,29 +181,80 @@ class InEval(RankFault, frozen=True, kw_only=True):
     """The training thread is away from its boundaries (evaluation, warm-up); the listener answers."""
 
 
+class InCompile(RankFault, frozen=True, kw_only=True):
+    """The training thread compiles: no boundary, and the listener runs only every other second."""
+
+
+class LoaderWorkersDead(RankFault, frozen=True, kw_only=True):
+    """The workers of its data loader are killed: its next step raises, and the process ends."""
+
+
+class OtherUid(RankFault, frozen=True, kw_only=True):
+    """It runs as another user: the daemon can't read its shared page."""
+
+
 class LateJoiner(RankFault, frozen=True, kw_only=True):
     """The process starts only `at`."""
+
+
+# ---- of a rank's storage ---------------------------------------------------------------------------
 
 
 class WriteSlow(RankFault, frozen=True, kw_only=True):
     """Writes take *factor* times as long."""
 
+    where: ClassVar[str] = "storage"
     factor: float = 5.0
 
 
 class WriteFails(RankFault, frozen=True, kw_only=True):
-    """ENOSPC or EIO, for good: the rank says FAILED."""
+    """EIO from the *nth* save on, for good or for `for_s`: the rank says FAILED."""
+
+    where: ClassVar[str] = "storage"
+    nth: int = 1
+    why: ClassVar[str] = "input/output error"
+
+
+class DiskFull(RankFault, frozen=True, kw_only=True):
+    """ENOSPC."""
+
+    where: ClassVar[str] = "storage"
+    why: ClassVar[str] = "no space left on device"
+
+
+class QuotaExceeded(RankFault, frozen=True, kw_only=True):
+    """EDQUOT: the disk has room, this user hasn't."""
+
+    where: ClassVar[str] = "storage"
+    why: ClassVar[str] = "disk quota exceeded"
+
+
+class VolatileCache(RankFault, frozen=True, kw_only=True):
+    """The drive confirms a flush that it hasn't done: a power cut takes back what it confirmed in the last *lost_s*."""
+
+    where: ClassVar[str] = "storage"
+    lost_s: float = 5.0
 
 
 # ---- of the daemon, the clock and the power --------------------------------------------------------
 
 
-class DaemonKilled(Fault, frozen=True, kw_only=True):
-    """SIGKILL; systemd starts it anew after *down_s*, from its journal unless *journal_lost*."""
+class DaemonDown(Fault, frozen=True, kw_only=True):
+    """Base: the daemon dies; systemd starts it anew after *down_s*, from its journal unless *journal_lost*."""
 
     where: ClassVar[str] = "daemon"
     down_s: float = 1.0
     journal_lost: bool = False
+
+
+class DaemonKilled(DaemonDown, frozen=True, kw_only=True):
+    """SIGKILL by hand."""
+
+
+class DaemonOom(DaemonDown, frozen=True, kw_only=True):
+    """SIGKILL by the kernel, which was short of memory and is slow to be well again."""
+
+    down_s: float = 6.0
 
 
 class DaemonStopped(Fault, frozen=True, kw_only=True):
@@ -197,6 +267,13 @@ class Suspended(Fault, frozen=True, kw_only=True):
     """The machine sleeps for `for_s`: CLOCK_BOOTTIME goes on, nothing else does."""
 
     where: ClassVar[str] = "clock"
+
+
+class WallJump(Fault, frozen=True, kw_only=True):
+    """The wall clock is set by *by_s*. Every instant of powerguard is CLOCK_BOOTTIME's: nothing may come of it."""
+
+    where: ClassVar[str] = "clock"
+    by_s: float = 3600.0
 
 
 class PowerCut(Fault, frozen=True, kw_only=True):

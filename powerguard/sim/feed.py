@@ -84,7 +84,7 @@ class SimFeed:
         elif self._edge_at is None:
             self._edge_at = now
         for fault in self.faults:
-            if not fault.active(now) and not isinstance(fault, f.CommLostOnEdge):
+            if fault.step >= 0 or not (fault.active(now) or isinstance(fault, f.CommLostOnEdge)):
                 continue
             comm, detail = self._linked(fault, comm, detail, now)
             variables = _lie(fault, variables, now)
@@ -132,6 +132,8 @@ _LINKS: dict[type[f.UpsFault], tuple[Comm, str]] = {
     f.DataStale: (Comm.STALE, "ERR DATA-STALE"),
     f.DriverGone: (Comm.DRIVER_GONE, "ERR DRIVER-NOT-CONNECTED"),
     f.UpsdGone: (Comm.UNREACHABLE, "connection refused"),
+    f.HalfOpen: (Comm.UNREACHABLE, "no answer in time"),
+    f.Silent: (Comm.UNREACHABLE, "no answer in time"),
     f.UpsdRefuses: (Comm.REFUSED, "ERR UNKNOWN-UPS"),
     f.Waits: (Comm.WAIT, ""),
 }
@@ -147,6 +149,10 @@ def _lie(fault: f.UpsFault, variables: dict[str, str], now: float) -> dict[str, 
         return {**variables, "battery.runtime": fault.value}
     elif isinstance(fault, f.RuntimeScaled) and "battery.runtime" in variables:
         return {**variables, "battery.runtime": f"{float(variables['battery.runtime']) * fault.factor:.0f}"}
+    elif isinstance(fault, f.RuntimeJumps) and "battery.runtime" in variables:
+        up = int((now - fault.at) / fault.period_s) % 2 == 0
+        value = float(variables["battery.runtime"]) * (fault.factor if up else 1.0 / fault.factor)
+        return {**variables, "battery.runtime": f"{value:.0f}"}
     elif isinstance(fault, f.Missing):
         return {name: value for name, value in variables.items() if name != fault.name}
     elif isinstance(fault, f.ChargeCliff) and "battery.charge" in variables:

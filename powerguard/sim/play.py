@@ -75,8 +75,8 @@ def build(scenario: Scenario, *, through_json: bool = False) -> World:
             jobs.append(_job(line))
         elif kind == "world":
             options = _build(line, _WorldOptions, line.options)
-        else:
-            raise line.fail(f"{kind} is no set-up; there are policy, feed, job and world")
+        elif kind != "must":
+            raise line.fail(f"{kind} is no set-up; there are policy, feed, job, world and must")
     if not feeds:
         feeds, sims = [FeedPolicy("ups")], [SimFeed("ups")]
     line = next((line for line in scenario.setup if line.words[0] == "policy"), Line(0, ("policy",), {}))

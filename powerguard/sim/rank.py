@@ -26,13 +26,19 @@ from powerguard.core.messages import (
     Welcome,
 )
 from powerguard.sim.faults import (
+    DiskFull,
     GilHeld,
+    InCompile,
     InEval,
     LateJoiner,
+    LoaderWorkersDead,
+    OtherUid,
+    QuotaExceeded,
     RankDead,
     RankFault,
     RankStopped,
     StepSlow,
+    VolatileCache,
     WriteFails,
     WriteSlow,
 )
@@ -57,6 +63,18 @@ class Disk:
     def __init__(self) -> None:
         self.shards: dict[str, dict[int, int]] = {}  # generation -> rank -> step
         self.seals: dict[str, int] = {}  # generation -> step
+        self._written: list[tuple[float, int, str]] = []  # (when, rank, generation), as confirmed
+
+    def wrote(self, rank: int, generation: str, step: int, now: float) -> None:
+        """The drive confirms a shard."""
+        self.shards.setdefault(generation, {})[rank] = step
+        self._written.append((now, rank, generation))
+
+    def forget(self, rank: int, since: float) -> None:
+        """The power is gone, and with it what the drive confirmed of *rank* from *since* on and hadn't written."""
+        for at, of, generation in self._written:
+            if of == rank and at >= since:
+                self.shards[generation].pop(rank, None)
 
     def whole(self, world_size: int) -> dict[str, int]:
         """Generations whose shards are all there and of one step, sealed or not."""
@@ -98,6 +116,7 @@ class SimRank:
         self._writing: list[tuple[float, follow.Save]] = []  # snapshots on their way to the disk
         self._sealing: list[tuple[float, Seal]] = []
         self._begun: dict[RankFault, float] = {}
+        self._saves = 0  # shards that it tried to make durable
 
     # ---- what is wrong with it ---------------------------------------------------------------------
 
@@ -130,7 +149,22 @@ class SimRank:
 
     def deaf(self, now: float) -> bool:
         """Nothing reaches its listener now."""
-        return not self.alive or not self.started or bool(self._ill(RankStopped, now) or self._ill(GilHeld, now))
+        return not self.alive or not self.started or bool(self._ill(RankStopped, now)) or self._mute(now)
+
+    def _mute(self, now: float) -> bool:
+        """The listener doesn't get to run."""
+        return bool(self._ill(GilHeld, now)) or (bool(self._ill(InCompile, now)) and int(now) % 2 == 0)
+
+    def unreadable(self, now: float) -> bool:
+        """The daemon can't read its shared page."""
+        return self._ill(OtherUid, now) is not None
+
+    def go_dark(self, now: float) -> None:
+        """The power is gone."""
+        cache = self._ill(VolatileCache, now)
+        if isinstance(cache, VolatileCache):
+            self.disk.forget(self.rank, now - cache.lost_s)
+        self.alive = False
 
     def hear(self, message: ToRank, now: float) -> list[FromRank]:
         """Take a message in and answer it."""
@@ -182,14 +216,14 @@ class SimRank:
             return []
         self._disk_work(now)
         said: list[FromRank] = []
-        if not self._ill(GilHeld, now):
+        if not self._mute(now):
             self.follower, ripe = follow.due(self.follower, now)
             said += ripe
             if now >= self._beat_at:
                 self._beat_at = now + BEAT_S
                 said += [] if self._greeted else [self._hello()]
                 said.append(Beat(self.step, self._pace(), self._busy))
-        if not self._ill(InEval, now):
+        if not self._ill(InEval, now) and not self._ill(InCompile, now):
             self._train(now, peers)
         return said
 
@@ -203,13 +237,22 @@ class SimRank:
             self.follower = follow.say(self.follower, SealWritten(seal.seq, seal.step, seal.generation), now)
 
     def _durable(self, save: follow.Save, now: float) -> None:
-        if self._ill(WriteFails, now):
-            self.follower = follow.say(self.follower, Failed(save.seq, save.step, "no space left on device"), now)
+        self._saves += 1
+        why = self._refused(now)
+        if why:
+            self.follower = follow.say(self.follower, Failed(save.seq, save.step, why), now)
             return
-        self.disk.shards.setdefault(save.generation, {})[self.rank] = save.step
+        self.disk.wrote(self.rank, save.generation, save.step, now)
         record = ShardRecord(self.rank, f"rank-{self.rank:05d}", 1 << 30, f"{save.step:032x}")
         shard = Shard(save.seq, save.step, save.generation, record, self.spec.write_s, self.spec.fsync_s)
         self.follower = follow.say(self.follower, shard, now)
+
+    def _refused(self, now: float) -> str:
+        """Why this save can't be written, or ""."""
+        fails = self._ill(WriteFails, now)
+        if isinstance(fails, WriteFails) and self._saves >= fails.nth:
+            return fails.why
+        return DiskFull.why if self._ill(DiskFull, now) else QuotaExceeded.why if self._ill(QuotaExceeded, now) else ""
 
     def _train(self, now: float, peers: list[SimRank]) -> None:
         if self._saving is not None and not self._saved(self._saving, now):
@@ -217,6 +260,9 @@ class SimRank:
         if not self.inside:
             together = all(peer.alive and peer.started and peer.begun > self.step for peer in peers)
             if now < self._ends_at or not together:
+                return
+            if self._ill(LoaderWorkersDead, now):
+                self.alive = False  # the loader raises, nothing catches it
                 return
             self.step += 1
             self.inside = True

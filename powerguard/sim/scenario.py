@@ -15,6 +15,8 @@ A file is prose, a set-up, and acts. An act is lines of what happens, `----`, an
     t=10.0 on_battery: on battery: ups is on battery
     ...
 
+What must hold of it whatever the words (`musts.py`) stands in the set-up: `must halt before=500`, `must never stop`.
+
 Set-up: `policy KEY=VALUE`, `feed NAME [KEY=VALUE of its policy] [battery=vrla|lfp KEY=VALUE of the simulated UPS]`,
 `job NAME [ranks=N] [slowest=FACTOR] [KEY=VALUE of RankSpec]`, `world [seed=N] [dry_run=true]`.
 What happens, at an instant `t=`: `ups [feed=NAME] VARIABLE=VALUE` (`SHORT` names or NUT's, "" takes a variable away),
@@ -97,8 +99,19 @@ class Scenario(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The first line of its prose."""
-        return next((text[1:].strip() for text in self.source if text.startswith("#")), self.name)
+        """The first sentence of its prose."""
+        prose = []
+        for text in self.source:
+            if not text.startswith("#"):
+                break
+            prose.append(text[1:].strip())
+        first, end, _ = " ".join(prose).partition(". ")
+        return (first + end).strip() or self.name
+
+    @property
+    def musts(self) -> tuple[Line, ...]:
+        """What must hold of it."""
+        return tuple(line for line in self.setup if line.words[0] == "must")
 
 
 def read(text: str, name: str = "scenario") -> Scenario:

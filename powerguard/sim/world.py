@@ -178,9 +178,13 @@ class World:
 
     def _tick(self) -> None:
         self.clock.jump(round(self.now + DT, 6))
+        self._begin_at_steps()
         for fault in self.faults:
-            if isinstance(fault, f.Suspended) and fault.at <= self.now < fault.at + fault.for_s:
+            if isinstance(fault, f.Suspended) and fault.for_s > 0.0 and fault.active(self.now):
+                asleep_s = fault.at + fault.for_s - self.now
                 self.clock.jump(fault.at + fault.for_s)
+                for feed in self.feeds.values():
+                    feed.step(asleep_s, self.now, IDLE_PCT / len(self.feeds))
             elif isinstance(fault, f.PowerCut) and fault.active(self.now):
                 self._go_dark()
                 return
@@ -199,6 +203,18 @@ class World:
         if self.halted_at is not None and not self.dry_run and now >= self.halted_at + OFF_S:
             self._go_dark()
 
+    def _begin_at_steps(self) -> None:
+        """Faults of others than ranks that wait for a rank's step begin once it is completed."""
+        for fault in self.faults:
+            if isinstance(fault, f.RankFault) or fault.step < 0:
+                continue
+            waited_for = (rank for (job, n), rank in self.ranks.items() if fault.job in ("", job) and n == fault.rank)
+            if any(rank.step >= fault.step for rank in waited_for):
+                begun = msgspec.structs.replace(fault, at=self.now, step=-1)
+                self.faults = tuple(begun if each is fault else each for each in self.faults)
+                for feed in self.feeds.values():
+                    feed.faults = tuple(begun if each is fault else each for each in feed.faults)  # type: ignore[misc]
+
     def _supply(self, now: float) -> None:
         """The batteries drain; when all that have one are flat, it is dark."""
         live = [feed for feed in self.feeds.values() if feed.ups is None or feed.ups.alive]
@@ -211,7 +227,7 @@ class World:
     def _go_dark(self) -> None:
         self.dark_at = self.now
         for rank in self.ranks.values():
-            rank.alive = False
+            rank.go_dark(self.now)
 
     # ---- the daemon --------------------------------------------------------------------------------
 
@@ -231,7 +247,7 @@ class World:
             pages = [
                 PageReport(job, number, now, rank.step, rank.alive, rank.pid)
                 for (job, number), rank in self.ranks.items()
-                if rank.started
+                if rank.started and not rank.unreadable(now)
             ]
         seen = Observation(tuple(self._samples), tuple(self._reports), tuple(pages), tuple(self._commands))
         self._samples, self._reports, self._commands = [], [], []
@@ -282,7 +298,7 @@ class World:
         for fault in self.faults:
             if isinstance(fault, f.DaemonStopped) and fault.active(now):
                 return True
-            if isinstance(fault, f.DaemonKilled) and fault.at <= now and fault not in self._restarted:
+            if isinstance(fault, f.DaemonDown) and fault.step < 0 and fault.at <= now and fault not in self._restarted:
                 self._restarted.add(fault)
                 self._killed(now, fault.down_s, journal_lost=fault.journal_lost)
         if now < self._up_at:
@@ -292,9 +308,3 @@ class World:
                 now
             )  # the journal says that it was ordered, nothing says that it was done: a shell does it again
         return False
-
-
-def _load_pct(rank: SimRank) -> float:
-    if rank.parked:
-        return IDLE_PCT
-    return FLUSHING_PCT if rank.inside else TRAINING_PCT

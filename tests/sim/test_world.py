@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -67,6 +68,8 @@ RANK_FAULTS = [
     f.StepSlow(at=45.0, rank=0, factor=50.0),
     f.WriteFails(at=45.0, rank=0),
     f.WriteSlow(at=45.0, rank=0, factor=50.0),
+    f.LoaderWorkersDead(rank=0, step=40),
+    f.InCompile(rank=0, step=40, for_s=30.0),
 ]
 
 
@@ -233,7 +236,7 @@ def test_every_fault_is_spelt_as_it_is_read(name: str):
 
     assert name == words[0]
     assert fault == f.parse(words[0], dict(word.split("=") for word in words[1:]), 3.0)
-    assert fault.where in ("ups", "rank", "daemon", "clock", "power")
+    assert fault.where in ("ups", "rank", "storage", "daemon", "clock", "power")
 
 
 def test_a_fault_has_its_time():
@@ -244,6 +247,37 @@ def test_a_fault_has_its_time():
         f.parse("flood", {}, 0.0)
 
 
+def test_a_fault_can_wait_for_a_step():
+    """A fault of the UPS or the daemon with a step begins when that rank has completed it, and not before."""
+    stale, killed = f.DataStale(rank=1, step=20), f.DaemonKilled(rank=0, step=25, down_s=5.0)
+    world = World(Policy(feeds=(FeedPolicy("ups"),)), jobs=(JobSpec("gpt"),), faults=(stale, killed))
+
+    world.run(115.0)
+    early = [sample.comm for entry in world.entries for sample in entry.seen.samples]
+    world.run(160.0)
+    late = [(entry.at, sample.comm) for entry in world.entries for sample in entry.seen.samples]
+
+    assert {Comm.OK} == set(early)
+    begun = min(at for at, comm in late if comm is Comm.STALE)
+    assert begun - 100.0 >= 20 * 1.0
+    decided = [entry.at for entry in world.entries]
+    assert max(b - a for a, b in pairwise(decided)) >= 5.0
+
+
+def test_a_cut_takes_back_what_a_volatile_cache_confirmed():
+    """Without the fault a sealed stop outlives the power cut; with it, what was confirmed last is gone."""
+    newest = []
+    for faults in ((), (f.VolatileCache(rank=1, lost_s=30.0),)):
+        world = World(Policy(feeds=(FeedPolicy("ups"),)), jobs=(JobSpec("gpt"),), faults=faults)
+        world.at(110.0, lambda world=world: world.command("park"))
+        world.ail(f.PowerCut(at=130.0))
+        world.run(140.0)
+        newest.append(world.newest("gpt"))
+
+    assert newest[0] is not None
+    assert newest[1] is None
+
+
 SAYS = {"ups.status": "OB DISCHRG", "battery.charge": "70", "battery.runtime": "600"}
 
 
@@ -251,6 +285,7 @@ SAYS = {"ups.status": "OB DISCHRG", "battery.charge": "70", "battery.runtime": "
     (f.TokensReordered(), {"ups.status": "DISCHRG ob"}),
     (f.RuntimeSentinel(value="65535"), {"battery.runtime": "65535"}),
     (f.RuntimeScaled(factor=1.5), {"battery.runtime": "900"}),
+    (f.RuntimeJumps(factor=2.0, period_s=5.0), {"battery.runtime": "1200"}),
     (f.Missing(name="battery.charge"), {"battery.charge": None}),
     (f.LowBatteryEarly(), {"ups.status": "OB DISCHRG LB"}),
     (f.ChargeCliff(below=80.0, to=30.0), {"battery.charge": "30"}),
@@ -275,6 +310,7 @@ def test_what_a_sick_ups_says(fault: f.UpsFault, expected: dict[str, str | None]
 @pytest.mark.parametrize(("fault", "comm"), [
     (f.DataStale(at=1.0, for_s=2.0), Comm.STALE), (f.DriverGone(at=1.0, for_s=2.0), Comm.DRIVER_GONE),
     (f.UpsdGone(at=1.0, for_s=2.0), Comm.UNREACHABLE), (f.UpsdRefuses(at=1.0, for_s=2.0), Comm.REFUSED),
+    (f.HalfOpen(at=1.0, for_s=2.0), Comm.UNREACHABLE), (f.Silent(at=1.0, for_s=2.0), Comm.UNREACHABLE),
 ])  # fmt: skip
 def test_a_lost_link_says_nothing(fault: f.UpsFault, comm: Comm):
     """While the link is lost there are no variables, afterwards they are there again."""
