@@ -22,6 +22,8 @@ ALIGN = 4096
 """Where a shard's tensor data starts, and what direct I/O is aligned to (512 to 4096 are asked for by devices)."""
 
 RECORD_FORMAT = "powerguard-record-1"
+SPLIT_FORMAT = "powerguard-record-2"
+"""Of a record whose state lies partly in the shards of other ranks: an older reader must not take it for its own."""
 SEAL_FORMAT = "powerguard-seal-1"
 RECORD_BYTES_MAX = 1 << 30
 
@@ -38,7 +40,41 @@ class ShardFile(Struct, frozen=True):
     sums: tuple[str, ...]
 
 
-class RecordHead(Struct, frozen=True):
+class Split(Struct, frozen=True):
+    """What this rank has in common with the other ranks of *group*, who write it between them."""
+
+    group: tuple[int, ...]  # ascending
+    bytes: int  # of the whole, once
+    digest: str  # of the plan; all of the group have the same, or the parts don't make a whole
+
+
+class Shared(Struct, frozen=True):
+    """A part of the state that the group of a split writes between them."""
+
+    ref: str  # its name in the state
+    bytes: int
+    split: int  # index into `RecordHead.splits`
+
+
+class Piece(Struct, frozen=True):
+    """Bytes *begin* to *end* of the shared part *ref*, which this rank's shard holds under *name*."""
+
+    ref: str
+    begin: int
+    end: int
+    name: str
+
+
+class Content(Struct, frozen=True, omit_defaults=True):
+    """What a rank's record says of its state, apart from who wrote it when."""
+
+    state: Raw
+    splits: tuple[Split, ...] = ()
+    shared: tuple[Shared, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+
+
+class RecordHead(Struct, frozen=True, omit_defaults=True):
     """What rank *rank* put into *generation*, without the state, which may be large."""
 
     format: str
@@ -53,11 +89,14 @@ class RecordHead(Struct, frozen=True):
     written_at: float  # seconds since 1970, for people and for the order among equal steps
     created_by: str
     file: ShardFile
+    splits: tuple[Split, ...] = ()  # none: the shard holds all of the state
 
 
-class Record(RecordHead, frozen=True):
+class Record(RecordHead, frozen=True, omit_defaults=True, kw_only=True):
     """The whole record. *state* is the typed JSON of `values.py`."""
 
+    shared: tuple[Shared, ...] = ()
+    pieces: tuple[Piece, ...] = ()
     state: Raw
 
 
@@ -105,7 +144,7 @@ def decode(data: bytes, kind: type[T], what: str) -> T:
         value = msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{what} can't be read: {error}") from error
-    expected = SEAL_FORMAT if kind is Seal else RECORD_FORMAT
-    if value.format != expected:
-        raise CheckpointError(f"{what} is of format {value.format!r}, this version reads {expected!r}")
+    expected = (SEAL_FORMAT,) if kind is Seal else (RECORD_FORMAT, SPLIT_FORMAT)
+    if value.format not in expected:
+        raise CheckpointError(f"{what} is of format {value.format!r}, this version reads {' and '.join(expected)}")
     return value

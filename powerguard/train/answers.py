@@ -29,3 +29,11 @@ class Written(Struct, frozen=True):
     write_s: float
     fsync_s: float
     bytes: int
+
+
+class Copied(Struct, frozen=True):
+    """A copy that lies outside the arena, and what its record is to say (`record.Content` as JSON)."""
+
+    bytes: int
+    content: bytes
+    copy_s: float

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from msgspec import Raw
-
 from powerguard.generations.disk import Disk
 from powerguard.generations.durable import FULL, fsync_path, persistently, uninterrupted, write_all
 from powerguard.generations.names import RECORD, SHARD, rank_name
-from powerguard.generations.record import CHUNK_BYTES, RECORD_FORMAT, Record, ShardFile, encode
+from powerguard.generations.record import CHUNK_BYTES, RECORD_FORMAT, SPLIT_FORMAT, Content, Record, ShardFile, encode
 from powerguard.generations.seal import CREATOR
 from powerguard.train.reserve import Reserve
 from powerguard.train.writer import Mode, open_for, write_data
@@ -33,12 +31,12 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Shard:
-    """What is to be written: the first *size* bytes of *data*, and the state's JSON."""
+    """What is to be written: the first *size* bytes of *data*, and what the record says of them."""
 
     data: memoryview
     size: int
     fill: Callable[[int, int], None] | None  # puts a range of the data there before it is written; None: it is there
-    state: Raw
+    content: Content
     generation: str
     step: int
     unit: str
@@ -46,6 +44,7 @@ class Shard:
     world_size: int
     attempt: str
     portable: bool
+    check: Callable[[], None] | None = None  # asked once all was read: raises where the data has changed meanwhile
 
 
 @dataclass(frozen=True)
@@ -113,9 +112,11 @@ def _attempt(
         uninterrupted(partial(disk.fsync, fd))
     finally:
         disk.close(fd)
+    if shard.check is not None:
+        shard.check()
     data, digest = encode(
         Record(
-            format=RECORD_FORMAT,
+            format=SPLIT_FORMAT if shard.content.splits else RECORD_FORMAT,
             digest="",
             generation=shard.generation,
             step=shard.step,
@@ -127,7 +128,10 @@ def _attempt(
             written_at=time.time(),
             created_by=CREATOR,
             file=ShardFile(SHARD, shard.size, CHUNK_BYTES, sums),
-            state=shard.state,
+            splits=shard.content.splits,
+            shared=shard.content.shared,
+            pieces=shard.content.pieces,
+            state=shard.content.state,
         )
     )
     _write_record(disk, folder / RECORD, data)

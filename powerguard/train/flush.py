@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from msgspec import Raw
+import msgspec
 
 from powerguard.core.messages import ShardRecord
 from powerguard.errors import DirectoryError, StateError
@@ -29,10 +29,11 @@ from powerguard.generations import resumes
 from powerguard.generations.disk import DISK, Disk
 from powerguard.generations.durable import trouble
 from powerguard.generations.names import parse_generation, rank_name
+from powerguard.generations.record import Content
 from powerguard.generations.retire import retire, sweep
 from powerguard.generations.scan import Generation, latest
 from powerguard.train import rng
-from powerguard.train.answers import Readiness, Written
+from powerguard.train.answers import Copied, Readiness, Written
 from powerguard.train.blobs import Blob
 from powerguard.train.commit import Shard, commit
 from powerguard.train.foresee import foreseen_bytes
@@ -41,7 +42,7 @@ from powerguard.train.load import LoadReport, load_newest, load_state
 from powerguard.train.prove import Proof, cant_write, choose_mode, prove
 from powerguard.train.reserve import Reserve
 from powerguard.train.slots import Slots, Staged
-from powerguard.train.stage import Copy
+from powerguard.train.stage import Copy, Place
 from powerguard.train.tree import gather
 from powerguard.train.writer import FILL_THREADS, Cancelled
 
@@ -95,12 +96,12 @@ class Flusher:
         where the state can't be saved, DirectoryError where the directory can't be written. That space can't be
         reserved is a warning in the answer.
         """
-        blobs, record = self._take_apart(state)
+        blobs, content = self._take_apart(state)
         layout = self._plan(blobs)
         capacity = layout.file_bytes + foreseen_bytes(dict(state))
         grown = capacity > self._slots.capacity
         warnings = self._slots.make(capacity) if grown else []
-        self._record_bytes = max(self._record_bytes, len(record))
+        self._record_bytes = max(self._record_bytes, len(content.state))
         with self._disk_lock:
             reserve = self._fill_reserve()
             if grown or self._proof is None:
@@ -122,12 +123,12 @@ class Flusher:
             warnings=tuple(warnings),
         )
 
-    def _take_apart(self, state: Mapping[str, object]) -> tuple[list[Blob], Raw]:
+    def _take_apart(self, state: Mapping[str, object]) -> tuple[list[Blob], Content]:
         if rng.KEY in state:
             raise StateError(f"{rng.KEY!r} is powerguard's own name in a state", todo="give that source another name")
         random_states = {} if self.portable else {rng.KEY: rng.capture()}
         gathered = gather({**state, **random_states}, allow_pickle=self.allow_pickle)
-        return gathered.blobs, gathered.state
+        return gathered.blobs, Content(gathered.state)
 
     def _plan(self, blobs: list[Blob]) -> Layout:
         if self._layout is None or self._layout.signature != signature(blobs):
@@ -194,12 +195,32 @@ class Flusher:
         return staged, written
 
     def _begin(self, state: Mapping[str, object], step: int) -> tuple[Staged, Copy]:
-        blobs, record = self._take_apart(state)
+        blobs, content = self._take_apart(state)
         layout = self._plan(blobs)
         if not self._slots.fits(layout.file_bytes):
             self._slots.make(layout.file_bytes)
         slot = self._slots.claim()
-        return Staged(step, layout.file_bytes, 0.0, slot, record), Copy(slot, layout, blobs)
+        return Staged(step, layout.file_bytes, 0.0, slot, content), Copy(slot, layout, blobs)
+
+    def copy(self, state: Mapping[str, object], place: Callable[[int, int], Place | None]) -> Copied | None:
+        """Copies *state* to where *place* (of the bytes of data and of content) says; None where that is nowhere.
+
+        For memory that isn't the arena's. Raises StateError where the state can't be saved.
+        """
+        begun = time.monotonic()
+        blobs, content = self._take_apart(state)
+        layout = self._plan(blobs)
+        encoded = msgspec.json.encode(content)
+        target = place(layout.file_bytes, len(encoded))
+        if target is None:
+            return None
+        Copy(target, layout, blobs).run(self._pool)
+        return Copied(layout.file_bytes, encoded, time.monotonic() - begun)
+
+    def foreseen(self, state: Mapping[str, object]) -> tuple[int, int]:
+        """Bytes of data and of content that a copy of *state* takes, once the optimizer has all its moments."""
+        blobs, content = self._take_apart(state)
+        return self._plan(blobs).file_bytes + foreseen_bytes(dict(state)), len(msgspec.json.encode(content))
 
     def write(self, staged: Staged, generation: str, *, cancelled: Callable[[], bool] | None = None) -> Written:
         """Makes *staged* this rank's part of *generation*; durable on return, from any thread.
@@ -215,7 +236,7 @@ class Flusher:
                 data=slot.view,
                 size=staged.bytes,
                 fill=staged.fill,
-                state=staged.state,
+                content=staged.content,
                 generation=generation,
                 step=staged.step,
                 unit=self.unit,

@@ -18,7 +18,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from powerguard import wire
-from powerguard.core.messages import Beat, Bye, FromRank, Hello, Message, ToRank, Welcome
+from powerguard.core.messages import Bye, FromRank, Message, ToRank, Welcome
 
 BEAT_S = 1.0
 RECONNECT_FIRST_MS = 100
@@ -33,10 +33,10 @@ ALONE_S = 3.0
 class Ear(Protocol):
     """Whom the link serves; every method is called on the listener thread."""
 
-    def hello(self) -> Hello:
+    def hello(self) -> FromRank:
         """How this rank registers."""
 
-    def beat(self) -> Beat:
+    def beat(self) -> FromRank:
         """How it is."""
 
     def hear(self, message: ToRank) -> tuple[FromRank, ...]:
@@ -61,8 +61,9 @@ class Ear(Protocol):
 class Link:
     """Speaks for one rank from `start` to `stop`."""
 
-    def __init__(self, path: str, identity: bytes, ear: Ear) -> None:
-        self.path, self._identity, self._ear = path, identity, ear
+    def __init__(self, path: str, identity: bytes, ear: Ear, *, registers: bool = True) -> None:
+        """With *registers* False it is a deputy's: there is no greeting and no farewell."""
+        self.path, self._identity, self._ear, self._registers = path, identity, ear, registers
         self._pid = os.getpid()
         self._stopping = threading.Event()
         self._bye = Bye()
@@ -70,8 +71,8 @@ class Link:
         self._bell_lock = threading.Lock()  # its number may be another file's once it is closed
         self._thread = threading.Thread(target=self._run, name="powerguard-listener", daemon=True)
         self._up = False  # a handshake was made and not undone
-        self._known = False  # WELCOME came on this connection
-        self._greeted = False  # WELCOME came at all: before it, what is said was meant for another process
+        self._known = not registers  # WELCOME came on this connection
+        self._greeted = not registers  # WELCOME came at all: before it, what is said was meant for another process
         self._beat_at = 0.0
 
     def start(self) -> None:
@@ -133,7 +134,8 @@ class Link:
             if self._up:
                 self._tell(socket, self._ear.due())
             if self._stopping.is_set():
-                self._tell(socket, (self._bye,))
+                if self._registers:
+                    self._tell(socket, (self._bye,))
                 return
             self._beat(socket)
             if not self._up and time.monotonic() > alone_at:
@@ -169,12 +171,12 @@ class Link:
             if event["event"] == zmq.EVENT_DISCONNECTED:
                 self._disconnected()
             else:
-                self._up, self._known, self._beat_at = True, False, 0.0
+                self._up, self._known, self._beat_at = True, not self._registers, 0.0
                 self._ear.connected(yes=True)
 
     def _disconnected(self) -> None:
         if self._up:
-            self._up = self._known = False
+            self._up, self._known = False, not self._registers
             self._ear.connected(yes=False)
 
     def _take(self, socket: zmq.Socket[bytes]) -> None:

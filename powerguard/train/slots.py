@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from msgspec import Raw
 
 from powerguard.errors import StateError
+from powerguard.generations.record import Content
 from powerguard.train.arena import Slot, make_slots
 
 
@@ -23,7 +23,7 @@ class Staged:
     bytes: int
     stage_s: float
     slot: Slot | None  # None once it isn't valid any more
-    state: Raw
+    content: Content
     writers: int = 0
     fill: Callable[[int, int], None] | None = None  # while the copy isn't complete
 

@@ -11,11 +11,11 @@ import bisect
 import ctypes
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import torch
 
 from powerguard.generations.record import CHUNK_BYTES
-from powerguard.train.arena import Slot
 from powerguard.train.blobs import Blob, bytes_view
 from powerguard.train.dtypes import copies_as_bytes
 from powerguard.train.layout import Layout, Part
@@ -23,10 +23,18 @@ from powerguard.train.layout import Layout, Part
 THREADS = 4
 
 
+class Place(Protocol):
+    """Page-aligned host memory: *view* and *tensor* are the same bytes."""
+
+    capacity: int
+    view: memoryview
+    tensor: torch.Tensor
+
+
 class Copy:
     """One copy in the making. After `begin`, `fill` may be called from any thread, for any range, in any order."""
 
-    def __init__(self, slot: Slot, layout: Layout, blobs: list[Blob]) -> None:
+    def __init__(self, slot: Place, layout: Layout, blobs: list[Blob]) -> None:
         assert layout.file_bytes <= slot.capacity
         self.slot, self.layout = slot, layout
         self._base = slot.tensor.data_ptr()
@@ -83,7 +91,7 @@ def _is_plain(blob: Blob) -> bool:
     return blob.source.device.type == "cpu" and blob.source.is_contiguous()
 
 
-def _copy(slot: Slot, part: Part, source: torch.Tensor, *, non_blocking: bool) -> None:
+def _copy(slot: Place, part: Part, source: torch.Tensor, *, non_blocking: bool) -> None:
     target = slot.tensor[part.offset : part.offset + part.nbytes]
     if copies_as_bytes(source.dtype):
         target.copy_(bytes_view(source.contiguous(), 0, part.nbytes), non_blocking=non_blocking)
@@ -91,7 +99,7 @@ def _copy(slot: Slot, part: Part, source: torch.Tensor, *, non_blocking: bool) -
         target.view(source.dtype).view(source.shape).copy_(source, non_blocking=non_blocking)
 
 
-def _copy_from_devices(slot: Slot, parts: list[tuple[Part, Blob]]) -> None:
+def _copy_from_devices(slot: Place, parts: list[tuple[Part, Blob]]) -> None:
     """All devices' copies run at once, each on a side stream of its device; returns when they are done."""
     by_device: dict[torch.device, list[tuple[Part, Blob]]] = {}
     for part, blob in parts:
@@ -107,7 +115,7 @@ def _copy_from_devices(slot: Slot, parts: list[tuple[Part, Blob]]) -> None:
         event.synchronize()
 
 
-def _copy_on_stream(slot: Slot, device: torch.device, parts: list[tuple[Part, Blob]]) -> torch.cuda.Event:
+def _copy_on_stream(slot: Place, device: torch.device, parts: list[tuple[Part, Blob]]) -> torch.cuda.Event:
     """Starts the copies behind the work that is queued on the current stream so far."""
     with torch.cuda.device(device):
         side = _side_stream(device)
