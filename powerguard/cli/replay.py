@@ -95,7 +95,8 @@ def _tried(own: Policy | None, recorded: Policy) -> Policy:
         return recorded
     named = {feed.name: feed for feed in own.feeds}
     feeds = tuple(named.get(feed.name, feed) for feed in recorded.feeds)
-    return msgspec.structs.replace(own, feeds=feeds, min_supplies=min(own.min_supplies, max(1, len(feeds))))
+    needed = min(own.min_supplies, max(1, len(feeds)))
+    return msgspec.structs.replace(own, feeds=feeds, min_supplies=needed, outages=recorded.outages)
 
 
 def register(app: typer.Typer) -> None:

@@ -90,7 +90,7 @@ def _config(reader: Reader) -> Config:
     reader.unknown("", reader.raw, _TABLES)
     node = _node(reader)
     ups, known = feeds(reader)
-    policy = reader.struct(Policy, "policy", without=("feeds", "min_supplies"))
+    policy = reader.struct(Policy, "policy", without=("feeds", "min_supplies", "outages"))
     policy = msgspec.structs.replace(policy, feeds=known, min_supplies=node.min_supplies)
     for key, wrong, write in broken(policy, {key.removeprefix("policy.") for key in reader.wrong}):
         reader.bad(f"policy.{key}", f"{getattr(policy, key):g}: {wrong}", write)

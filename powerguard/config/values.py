@@ -147,7 +147,7 @@ def describe_change(old: Config, new: Config) -> list[str]:
     lines: list[str] = []
     for table in ("node", "peers", "halt", "shed", "metrics", "log", "notify"):
         lines += _differences(table, getattr(old, table), getattr(new, table))
-    lines += _differences("policy", old.policy, new.policy, skip=("feeds",))
+    lines += _differences("policy", old.policy, new.policy, skip=("feeds", "outages"))
     before, after = {u.name: u for u in old.ups}, {u.name: u for u in new.ups}
     lines += [f"ups {name}: removed" for name in before if name not in after]
     lines += [f"ups {name}: added" for name in after if name not in before]

@@ -38,6 +38,11 @@ class Outages(Struct, frozen=True):
 DEFAULT = Outages()
 
 
+def of(counts: tuple[float, ...]) -> Outages:
+    """What `Policy.outages` says: learned counts, or the default."""
+    return Outages(counts) if len(counts) == len(COMPONENTS) else DEFAULT
+
+
 def survival(outages: Outages, t: float) -> float:
     """The probability that an outage lasts longer than *t* seconds."""
     total = sum(outages.counts)

@@ -40,6 +40,7 @@ class Policy(Struct, frozen=True, omit_defaults=True):
     snapshot_after_s: float = 10.0  # runway: 47 % of outages are over by then
     snapshot_again_s: float = 600.0  # work at risk that makes a second snapshot in one outage worth it
     loss_weight_s: float = 45000.0  # what a lost run costs, in seconds of training (12.5 h)
+    outages: tuple[float, ...] = ()  # how long they last here, by `outages.COMPONENTS`; learned, () = the default prior
 
     # stop late
     margin_s: float = 10.0  # on top of need

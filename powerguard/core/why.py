@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from powerguard.core import outages
 from powerguard.core.feeds import Power
 from powerguard.core.need import Need
 from powerguard.core.phase import Flush, FlushView, PhaseView
@@ -21,6 +22,9 @@ RETRY_S = 60.0
 LATE = 2.0
 """A flush that takes so many times its plan is late. Writes vary: 1.5 times happens, and a save lost by impatience
 is lost for sure (simulated outages: giving up at the plan loses 5-9 % of the runs, at twice the plan none)."""
+
+SUSTAINED_S = 300.0
+"""An outage that lasts so much longer is a sustained one (IEEE 1366): nothing a battery in a rack rides through."""
 
 DOUBT_S = 20.0
 """From here on a runway that is still unknown is doubtful: the estimator may stay silent for 16 s."""
@@ -87,7 +91,8 @@ def why_snapshot(case: Case) -> str:
     """Why all ranks should stage now and train on, on battery.
 
     It pays when a lost run costs at least C^2/2 seconds (C = a flush as measured, without the factor on it; 20,000
-    simulated outages, asynchronous writes).
+    simulated outages, asynchronous writes), where outages last as the default prior has it. Where they end sooner, by
+    what the site's own taught, a lost run weighs less in proportion, and more where they last longer.
     """
     policy, view, need = case.policy, case.view, case.need
     if policy.snapshot == "never" or case.flush.state is Flush.NONE or case.flush.underway:
@@ -109,13 +114,20 @@ def why_snapshot(case: Case) -> str:
         return ""  # the stop is so near that a snapshot would only be in the way of its flush
     if policy.snapshot == "always":
         return word
-    if policy.loss_weight_s >= (need.flush_s / policy.flush_factor) ** 2 / 2:
-        return f"{word}, a save of {need.flush_s:.0f} s pays"
+    lasts, usual = _sustained(case, outages.of(policy.outages)), _sustained(case, outages.DEFAULT)
+    if policy.loss_weight_s * lasts / usual >= (need.flush_s / policy.flush_factor) ** 2 / 2:
+        here = f", {100.0 * lasts:.0f} % of such outages are long here" if policy.outages else ""
+        return f"{word}{here}, a save of {need.flush_s:.0f} s pays"
     if spare is None and case.on_battery_s >= DOUBT_S * policy.time_scale:
         return f"{word}, the runway is unknown"
     if spare is not None and spare < DOUBT_FACTOR * need.save_s:
         return f"{word}, the runway is doubtful ({spare_text(case)})"
     return ""
+
+
+def _sustained(case: Case, known: outages.Outages) -> float:
+    """The probability that this outage lasts `SUSTAINED_S` more."""
+    return max(1e-6, 1.0 - outages.back_within(known, case.on_battery_s, SUSTAINED_S))
 
 
 def _since_last(view: PhaseView) -> float | None:

@@ -128,7 +128,8 @@ class Learned:
         """*policy* with its feeds as configured and as learned up to now."""
         with self._lock:
             self._stale, self._applied_day = False, self.day()
-            return replace(policy, feeds=tuple(self._trusted(feed) for feed in self._feeds))
+            own = () if self.outages == outages.DEFAULT else self.outages.counts
+            return replace(policy, feeds=tuple(self._trusted(feed) for feed in self._feeds), outages=own)
 
     def records(self) -> list[tuple[FeedPolicy, Record | None]]:
         """Each configured feed as it is in force, and what its discharges taught."""

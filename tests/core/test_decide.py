@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from powerguard.core import outages
 from powerguard.core.commands import CANCELLED, DRY_RUN, SHUTDOWN, command
 from powerguard.core.decide import decide
 from powerguard.core.feeds import Power
@@ -207,6 +208,25 @@ def test_when_a_snapshot_pays(policy: Policy, flush_s: float, runway: float, tak
     answer = step(at(Phase.ON_BATTERY), replace(OFF, runway_s=runway), now=150.0, policy=policy, need=need)
 
     assert taken == (Do.SNAPSHOT in answer.orders)
+
+
+def test_a_snapshot_pays_less_where_outages_are_short():
+    """What the site's own outages taught weighs the loss, and is told; the default prior isn't."""
+    need = Need(flush_s=250.0, write_s=250.0, halt_s=45.0, save_s=250.0, total_s=295.0)
+    short = outages.learn(outages.DEFAULT, [40.0] * 200)
+    long = outages.learn(outages.DEFAULT, [9000.0] * 200)
+    known = {
+        name: step(at(Phase.ON_BATTERY), replace(OFF, runway_s=5000.0), now=150.0, need=need, policy=policy)
+        for name, policy in {
+            "usual": POLICY,
+            "short": replace(POLICY, outages=short.counts),
+            "long": replace(POLICY, outages=long.counts),
+        }.items()
+    }
+
+    assert {"usual": True, "short": False, "long": True} == {name: bool(each.orders) for name, each in known.items()}
+    assert "97 % of such outages are long here" in known["long"].reason
+    assert "of such outages" not in known["usual"].reason
 
 
 def test_the_runway_is_doubtful_when_it_stays_unknown():

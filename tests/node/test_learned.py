@@ -18,6 +18,7 @@ from powerguard.core.discharge import Discharge
 from powerguard.core.draw import Draw, Runway
 from powerguard.core.outages import DEFAULT, survival
 from powerguard.core.phase import PhaseView
+from powerguard.core.policy import Policy
 from powerguard.core.state import State, initial
 from powerguard.core.supply import Feed
 from powerguard.core.types import Phase
@@ -260,6 +261,8 @@ def test_outages_teach_how_long_they_last():
 
     assert survival(short.outages, 300.0) < survival(DEFAULT, 300.0) < survival(long.outages, 300.0)
     assert 20 == about(short).outages == about(long).outages
+    assert () == Learned().policy(Policy()).outages
+    assert short.outages.counts == short.policy(Policy()).outages
 
 
 def test_only_outages_count():
