@@ -34,6 +34,6 @@ class Written(Struct, frozen=True):
 class Copied(Struct, frozen=True):
     """A copy that lies outside the arena, and what its record is to say (`record.Content` as JSON)."""
 
-    bytes: int
+    size: int
     content: bytes
     copy_s: float

@@ -87,6 +87,11 @@ class Flusher:
         self._record_bytes = 0
         self._disk_lock = threading.Lock()  # one save at a time; guards _reserve
 
+    @property
+    def reserves(self) -> bool:
+        """Whether disk space is kept for coming saves."""
+        return self._reserve_count > 0
+
     # ---- before the emergency ---------------------------------------------------------------------
 
     def prepare(self, state: Mapping[str, object], *, prove: bool = True) -> Readiness:

@@ -57,6 +57,7 @@ def attach(
     prove: bool = True,
     exit_on_halt: bool = True,
     exit_grace_s: float = 10.0,
+    stage_every: int = 0,
 ) -> Guard:
     """Guards a training run whose *state* (names to modules, optimizers, anything with state_dict) is saved in *dir*.
 
@@ -64,6 +65,10 @@ def attach(
     for at *socket* (POWERGUARD_SOCKET, else /run/powerguard/ranks.sock); without one training goes on unguarded, and is
     guarded when one appears. *prove* writes the state once, which measures a save and shows that there is room. With
     *exit_on_halt* the process leaves with code 75 at most *exit_grace_s* after the order to.
+
+    With *stage_every* N the state is copied into shared memory after every N-th step, where a process of its own can
+    make it durable should this one hang or die (see `Guard.stage`); all ranks give the same N. It takes two more
+    copies of the state in host memory, and the time of a copy every N steps.
 
     Raises StateError where *state* can't be saved, DirectoryError where *dir* can't be written, UsageError where there
     is a guard already or nothing says which rank this is, MissingDependency without torch.
@@ -76,7 +81,11 @@ def attach(
     group = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
     identity = find_identity(os.environ, job=job, rank=rank, local_rank=local_rank, world_size=world_size, group=group)
     path = str(socket or os.environ.get("POWERGUARD_SOCKET") or DEFAULT_SOCKET)
-    guard = Guard(state, dir, identity, keep=keep, unit=unit, allow_pickle=allow_pickle, reserve=reserve)
+    if stage_every < 0:
+        raise UsageError(f"stage_every is {stage_every}", todo="give a number of steps, or 0 not to stage")
+    kind = StagingGuard if stage_every else Guard
+    guard = kind(state, dir, identity, keep=keep, unit=unit, allow_pickle=allow_pickle, reserve=reserve)
+    guard._stage_every = stage_every
     guard._begin(path, prove, Leaver(exit_grace_s) if exit_on_halt else None)
     return guard
 
@@ -130,6 +139,9 @@ class Guard:
         self._page: SharedPage | None = None
         self._cells: MutableSequence[int] | memoryview = [0] * 8
         self._periodic: Any = None  # a Checkpointer, once there was a reason for one
+        self._staging: Any = None  # a Staging, likewise
+        self._stage_every = 0  # 0 = only where `stage` is called
+        self._path = ""  # of the daemon's socket
 
     def _begin(self, path: str, prove: bool, leaver: Leaver | None) -> None:
         """Makes memory and room, then looks for the daemon. What is raised leaves nothing behind."""
@@ -141,7 +153,13 @@ class Guard:
             raise
         for warning in ready.warnings:
             self._log.warning(warning)
-        self._leaver = leaver
+        self._leaver, self._path = leaver, path
+        if self._stage_every:
+            try:
+                self._stager()
+            except BaseException:
+                self._saver.close(0.0)
+                raise
         self._page = SharedPage(f"{self.identity.job}.{self.identity.rank}")
         self._cells = self._page.cells
         listener = Listener(self.identity, self._desk, self._saver, leaver, page=self._page.path, log=self._log)
@@ -251,6 +269,31 @@ class Guard:
             self._saver.also_waits_for = self._periodic.wait
         return self._periodic
 
+    def stage(self) -> bool:
+        """Copies the state as it is after the step last completed into shared memory, where it outlives this process.
+
+        Should a rank hang or die in an outage, the newest step that all ranks have staged is made durable by processes
+        of their own. Called by all ranks after the same steps, on the training thread, outside of a step. False, with a
+        warning, where it can't be (or while an order keeps what is there). Raises StateError, with the numbers, where
+        there is no room for two copies: at the first call, or in `attach` where it was told *stage_every*.
+        """
+        staging = self._stager()
+        self._desk.busy = "staging"
+        try:
+            return bool(staging.stage(self._saver.state, self._step)) if self._step >= 0 else False
+        finally:
+            self._desk.busy = ""
+
+    def _stager(self) -> Any:
+        if self._staging is None:
+            from powerguard.train.staging import Staging, facts_of
+
+            flusher = self._saver.flusher
+            self._staging = Staging(
+                flusher, self._saver.state, facts_of(flusher, self.identity, self._path), log=self._log
+            )
+        return self._staging
+
     # ---- what there is to know -----------------------------------------------------------------------
 
     @property
@@ -291,6 +334,8 @@ class Guard:
         wait_s = 1.0 if self.stopped else CLOSE_S
         if self._periodic is not None:
             self._saver.finish(self._periodic.close)
+        if self._staging is not None and not self.stopped:
+            self._staging.close()  # halting, the deputy waits for the daemon's word
         self._saver.close(wait_s)
         if self._link is not None:
             self._link.stop(why)
@@ -319,3 +364,14 @@ class Guard:
         if self.stopped and self._leaver is not None:
             self._leaver.now(self.exit_code)
         self.close("exited without close()")
+
+
+class StagingGuard(Guard):
+    """A guard that stages by itself after every N-th step; a class of its own, so that the others don't pay for it."""
+
+    def boundary(self, step: int) -> Verdict:
+        """As its base does; then the state is staged, if it is time."""
+        verdict = super().boundary(step)
+        if step % self._stage_every == 0 and not verdict and not self._foreign:
+            self.stage()
+        return verdict

@@ -25,12 +25,32 @@ from powerguard.generations.names import home, rank_name
 from powerguard.generations.record import ALIGN
 from powerguard.generations.shelf import SHM, Shelf, SlotFile
 from powerguard.train.flush import Flusher
+from powerguard.train.identity import Identity
 from powerguard.train.log import Log, explain
+from powerguard.train.metered import MeteredFlusher
 
 DEPUTY_STARTS = 3
 """So often a deputy that ended by itself is started anew."""
 DEPUTY_WAIT_S = 60.0
 """An interpreter on a busy node may take so long to start."""
+
+
+def facts_of(flusher: MeteredFlusher, identity: Identity, socket: str) -> Facts:
+    """What the deputy of this rank must know."""
+    pace = flusher.meter.pace()
+    return Facts(
+        job=identity.job,
+        rank=identity.rank,
+        world_size=identity.world_size,
+        pid=os.getpid(),
+        socket=os.path.abspath(socket),
+        directory=str(flusher.directory),
+        unit=flusher.unit,
+        attempt=flusher.attempt,
+        portable=flusher.portable,
+        reserve=flusher.reserves,
+        write_s=pace.write_s + pace.fsync_s,
+    )
 
 
 class Spot:
@@ -105,7 +125,7 @@ class Staging:
         if copied is None:
             return False
         self.copy_s = copied.copy_s
-        self.shelf.fill(found[0], step=step, data_bytes=copied.bytes, content=copied.content)
+        self.shelf.fill(found[0], step=step, data_bytes=copied.size, content=copied.content)
         return True
 
     def _spot(self, held: SlotFile) -> Spot:

@@ -48,7 +48,7 @@ class Rank:
         shm = folder / "shm"
         shm.mkdir(exist_ok=True)
         self.rank = rank
-        self.log = folder / f"rank-{rank}.log"
+        self.log = folder / f"rank-{rank}.{time.monotonic_ns()}.log"
         wish = json.dumps({"facts": msgspec.to_builtins(facts), "shm": str(shm), "size": SIZE, **options})
         self.child = subprocess.Popen(
             [sys.executable, str(RANK), str(self.log), wish], stdin=subprocess.PIPE, start_new_session=True
