@@ -25,9 +25,10 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from powerguard.core import answers
+from powerguard.core.between import NODE_LOST_S
 from powerguard.core.demand import deliver, next_at
 from powerguard.core.farewell import Outcome, called, leave, quiesce, recall, resume
-from powerguard.core.job import Job, Member, Order, Part, Saved, Stage, fresh_s, living, unparked
+from powerguard.core.job import Job, Member, Order, Part, Saved, Stage, fresh_s, here, living, unparked
 from powerguard.core.messages import Hello, Plan, Purpose
 from powerguard.core.policy import Policy
 from powerguard.core.types import Actions, Announce, PageReport, RankReport
@@ -124,8 +125,10 @@ def order(
         parts={rank: Part() for rank in range(job.world_size)},
         reason=reason,
         budget_s=budget_s,
+        nth=old.nth + 1 if old is not None and old.purpose is purpose is Purpose.STOP and not old.over else 1,
     )
-    return tick(policy, replace(job, order=new, earlier=earlier, resume=None), now, budget_s=budget_s)
+    job = replace(job, order=new, earlier=earlier, resume=None, retry=False)
+    return tick(policy, job, now, budget_s=budget_s)
 
 
 def _begun(order: Order) -> bool:
@@ -136,7 +139,12 @@ def tick(policy: Policy, job: Job, now: float, *, budget_s: float | None) -> Out
     """Move the job's orders on as far as what is known allows, and say what is due.
 
     *budget_s* is what a STOP may take from now until it is durable; None = not known, what ORDER said stays.
+    A follower, and a leader that still listens what the others know, moves nothing: it only tells its own ranks.
     """
+    if not job.leads or job.claimed_at is not None:
+        order = None if job.order is None else _bereaved(job, job.order)
+        earlier = None if job.earlier is None else _bereaved(job, job.earlier)
+        return deliver(policy, replace(job, order=order, earlier=earlier), now)
     actions: list[Actions] = []
     if job.order is not None and not job.order.over:
         current = job.order
@@ -161,7 +169,7 @@ def _advance(policy: Policy, job: Job, order: Order, now: float) -> Outcome:
     if order.stage in (Stage.DECIDED, Stage.LOST) and _whole(order):
         order = _to(replace(order, why=""), Stage.SEALING, now)
     if order.stage is Stage.DECIDED:
-        order = _unlucky(policy, order, now)
+        order = _unlucky(policy, job, order, now)
     if order.stage is Stage.SEALING:
         order = _sealing(policy, job, order, now)
     was = job.order.stage if job.order is not None else None
@@ -170,7 +178,7 @@ def _advance(policy: Policy, job: Job, order: Order, now: float) -> Outcome:
     elif order.stage is Stage.LOST and was is not Stage.LOST:
         actions = [_lost(job, order)]
         if order.purpose is Purpose.SNAPSHOT:
-            job = replace(job, resume=called(job, order.seq, order.why, now))
+            job = replace(job, resume=called(job, order.seq, order.why, now), resumed=order.seq, resumed_why=order.why)
     if order.stage is Stage.SEALED and order.purpose is Purpose.STOP and not order.settled:
         job = replace(job, order=order)
         order = replace(order, settled=not unparked(job) or now - order.stage_at >= PARK_WAIT_S)
@@ -182,6 +190,8 @@ def _bereaved(job: Job, order: Order) -> Order:
     parts = dict(order.parts)
     for rank, part in order.parts.items():
         member = job.members.get(rank)
+        if order.plan is Plan.STAGED and member is not None and member.deputy_at is not None:
+            continue  # its deputy has what is to be saved
         if member is not None and not member.alive and part.shard is None and not part.trouble:
             parts[rank] = replace(part, trouble=f"rank {rank} {member.gone}")
     return replace(order, parts=parts)
@@ -202,30 +212,70 @@ def _prepared(policy: Policy, job: Job, order: Order, now: float) -> tuple[Job, 
         else:
             parts[rank] = replace(part, edge=member.step + PAGE_SLACK, by_page=True)
     order = replace(order, parts=parts)
-    why = _troubles(order)
     edges = [part.edge for rank, part in parts.items() if part.edge >= 0 and rank in job.members]
-    if not edges or (why and order.purpose is Purpose.SNAPSHOT):
-        return job, _to(replace(order, why=why or "no rank is left"), Stage.LOST, now)
-    step = max(edges)
-    generation = f"step-{step:010d}.{order.tag}"
-    order = _to(replace(order, step=step, generation=generation), Stage.DECIDED, now)
-    if why:
-        return job, _to(replace(order, plan=Plan.DURABLE, why=why), Stage.LOST, now)
-    short = _too_short(job, order, step)
-    if short:
-        return job, _to(replace(order, plan=Plan.DURABLE, why=short), Stage.LOST, now)
-    return job, order
+    if (not edges and not any(_deputy(job, rank) for rank in parts)) or (
+        _troubles(order) and order.purpose is Purpose.SNAPSHOT
+    ):
+        return job, _to(replace(order, why=_troubles(order) or "no rank is left"), Stage.LOST, now)
+    return job, _planned(job, order, max(edges, default=-1), now)
+
+
+def _planned(job: Job, order: Order, step: int, now: float) -> Order:
+    """The decision: plan A where it can be carried out in time, else B, else C.
+
+    A rank that doesn't answer may hang, and hang its peers with it: what all have staged is certain, then.
+    """
+    why, short = _troubles(order), _too_short(job, order, step)
+    silent = any(part.by_page for part in order.parts.values())
+    staged = _staged(job, order) if order.purpose is Purpose.STOP and (why or short or silent) else -1
+    if staged >= 0:
+        parts = {rank: replace(part, trouble="") for rank, part in order.parts.items()}
+        return _decided(replace(order, parts=parts, plan=Plan.STAGED), staged, now)
+    order = _decided(order, step, now)
+    kept = _kept(job, order) if short else ""
+    if kept or (why and not _absent_only(job, order)):
+        return _to(replace(order, plan=Plan.DURABLE, why=why or f"{short}: {kept}"), Stage.LOST, now)
+    return order
+
+
+def _decided(order: Order, step: int, now: float) -> Order:
+    return _to(replace(order, step=step, generation=f"step-{step:010d}.{order.tag}"), Stage.DECIDED, now)
+
+
+def _deputy(job: Job, rank: int) -> bool:
+    member = job.members.get(rank)
+    return member is not None and member.deputy_at is not None
+
+
+def _staged(job: Job, order: Order) -> int:
+    """The newest step that all ranks hold staged, if it is worth it and can be made durable in time; else -1."""
+    members = [job.members.get(rank) for rank in order.parts]
+    held = [set(member.staged) if member is not None and member.deputy_at is not None else set() for member in members]
+    step = max(set.intersection(*held), default=-1)
+    write_s = max((member.staged_write_s for member in members if member is not None), default=0.0)
+    late = order.budget_s is not None and write_s > order.budget_s
+    return -1 if late or (job.saved is not None and job.saved.step >= step) else step
+
+
+def _absent_only(job: Job, order: Order) -> bool:
+    """What is missing is on other nodes, of which nothing is known: they may save their part by the same order."""
+    return job.spans and all(rank not in job.members for rank, part in order.parts.items() if part.trouble)
 
 
 def _too_short(job: Job, order: Order, step: int) -> str:
-    """Why a fresh save isn't even tried: measured, it doesn't fit, and this event has a generation to fall back on."""
+    """Why a fresh save doesn't fit, as measured."""
     if order.purpose is not Purpose.STOP or order.budget_s is None:
         return ""
-    fallback = job.earlier is not None or (job.saved is not None and job.saved.event == order.event)
     need = fresh_s(job, order, step)
-    if not fallback or need is None or need <= order.budget_s:
+    if need is None or need <= order.budget_s:
         return ""
-    return f"a fresh save needs {need:.1f} s and {order.budget_s:.1f} s are left: the snapshot of this outage is kept"
+    return f"a fresh save needs {need:.1f} s and {order.budget_s:.1f} s are left"
+
+
+def _kept(job: Job, order: Order) -> str:
+    """What there is to fall back on in this event, so that a fresh save that doesn't fit isn't even tried."""
+    fallback = job.earlier is not None or (job.saved is not None and job.saved.event == order.event)
+    return "the snapshot of this outage is kept" if fallback else ""
 
 
 def _troubles(order: Order) -> str:
@@ -236,20 +286,39 @@ def _whole(order: Order) -> bool:
     return order.step >= 0 and all(part.shard is not None for part in order.parts.values())
 
 
-def _unlucky(policy: Policy, order: Order, now: float) -> Order:
+def _unlucky(policy: Policy, job: Job, order: Order, now: float) -> Order:
     """A decided order that can't be completed any more, or not in time."""
     why = _troubles(order)
+    if why and _absent_only(job, order) and _going_on(job, order) and now - order.stage_at < policy.flush_max_s:
+        return order  # those that are there save their part first
+    why = why or _unreachable(job, order, now)
     if not why and now - order.stage_at >= policy.flush_max_s:
         late = [str(rank) for rank, part in sorted(order.parts.items()) if part.shard is None]
         why = f"not durable within {policy.flush_max_s:.0f} s: rank {', '.join(late)}"
     return _to(replace(order, why=why), Stage.LOST, now) if why else order
 
 
+def _going_on(job: Job, order: Order) -> bool:
+    """Some living rank still saves its part."""
+    return any(rank in order.parts and order.parts[rank].shard is None for rank in living(job))
+
+
+def _unreachable(job: Job, order: Order, now: float) -> str:
+    """Who isn't waited for any longer."""
+    silent = {name: now - (node.heard_at or job.lead_at) for name, node in job.nodes.items()}
+    lost = {
+        job.members[rank].node
+        for rank, part in order.parts.items()
+        if part.shard is None and rank in job.members and silent.get(job.members[rank].node, 0.0) >= NODE_LOST_S
+    }
+    return "; ".join(f"no word from {name} for {silent[name]:.0f} s" for name in sorted(lost))
+
+
 def _sealing(policy: Policy, job: Job, order: Order, now: float) -> Order:
     """SEALED once somebody wrote it; else who is to: the lowest living rank, another if it dies or doesn't answer."""
     if order.sealed_by >= 0:
         return _to(order, Stage.SEALED, now)
-    alive = [rank for rank in living(job) if rank in order.parts]
+    alive = [rank for rank in here(job) or living(job) if rank in order.parts]
     asked = order.sealer in alive and now - order.sealer_at < policy.seal_max_s
     if asked:
         return order

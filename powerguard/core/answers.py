@@ -20,6 +20,7 @@ from powerguard.core.messages import (
     Missed,
     Pace,
     Parked,
+    Plan,
     Promise,
     Quiesced,
     SealWritten,
@@ -185,7 +186,7 @@ def _done(order: Order | None, rank: int, message: FromRank, at: float) -> Order
     elif isinstance(message, (Staged, Shard, Missed, Failed)):
         if order.stage is Stage.PREPARE or (isinstance(message, (Staged, Shard)) and message.step != order.step):
             return order  # a lone save, or a rank that speaks of a decision that this daemon has lost
-        part = _delivered(part, rank, message, at)
+        part = _delivered(part, rank, message, at, staged=order.plan is Plan.STAGED)
         if isinstance(message, Failed) and order.stage is Stage.SEALING and rank == order.sealer:
             order = replace(order, sealer_at=0.0)  # it can't seal: ask another at once
         elif isinstance(message, Shard) and message.generation != order.generation:
@@ -193,9 +194,12 @@ def _done(order: Order | None, rank: int, message: FromRank, at: float) -> Order
     return replace(order, parts={**order.parts, rank: part})
 
 
-def _delivered(part: Part, rank: int, message: Staged | Shard | Missed | Failed, at: float) -> Part:
-    part = replace(part, decided=True)
-    if part.anew:
+def _delivered(
+    part: Part, rank: int, message: Staged | Shard | Missed | Failed, at: float, *, staged: bool = False
+) -> Part:
+    """The part after a deed; with *staged* it may be the deputy's, and says nothing of the rank itself."""
+    part = part if staged else replace(part, decided=True)
+    if part.anew and not staged:
         return part  # the state of another process doesn't belong into this generation
     if isinstance(message, Staged):
         return part if part.staged_at is not None else replace(part, staged_at=at)

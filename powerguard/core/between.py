@@ -48,8 +48,20 @@ NODES = 4096
 GOSSIP_S = 1.0
 """A word at least every so often, and at once when there is news; the silence of a peer is measured by it."""
 
-GOSSIP_FAST_S = 0.25
+GOSSIP_FAST_S = 0.5
 """The same while an order is under way."""
+
+CLAIM_S = 2.0
+"""So long a new leader listens what the others know of the order at hand, unless all have said it before."""
+
+NODE_LOST_S = 20.0
+"""A shard of a node silent for so long isn't waited for."""
+
+NODE_GONE_S = 60.0
+"""A node that had to stop and is silent for so long has halted: the job can't go on."""
+
+SNAPSHOT_MERGE_S = 30.0
+"""A snapshot so recent also serves a node that wants one now: an outage reaches its nodes within seconds."""
 
 LEAD_SILENT_S = 4.0
 """Without a word of the leader for so long, a node turns to its successor: long enough for systemd to have started a
@@ -65,6 +77,10 @@ class Word(Message, frozen=True, kw_only=True):
     job: str
     term: int  # the highest claim to lead that the sender knows; its own, if it leads
     claimer: str = ""  # who has claimed it; "" = the daemon on the master address
+    claimer_address: str = ""
+    world_size: int
+    address: str = ""  # where the sender's daemon takes words from others
+    seq: int = 0  # the newest order number that the sender knows
 
 
 class RankState(Struct, frozen=True, omit_defaults=True):
@@ -78,6 +94,8 @@ class RankState(Struct, frozen=True, omit_defaults=True):
     busy: str = ""
     gone: str = ""  # "" = alive
     staged: tuple[int, ...] = ()
+    staged_write_s: float = 0.0
+    deputy: bool = False
     quiet: bool = False  # it has answered the newest QUIESCE
 
 
@@ -121,13 +139,10 @@ class OrderReport(Struct, frozen=True):
 class Report(Word, frozen=True, kw_only=True):
     """A node to whoever leads the job."""
 
-    world_size: int
-    address: str = ""  # where this node's daemon takes words from others
     directory: str = ""
     unit: str = "optimizer_step"
     ranks: tuple[RankState, ...] = ()
     want: Want = Want()
-    seq: int = 0  # the newest order number that the node knows
     order: OrderReport | None = None
     earlier: OrderReport | None = None
     saved: Saved | None = None  # its instant is 0
@@ -145,9 +160,6 @@ class Farewell(Struct, frozen=True, omit_defaults=True):
 class Course(Word, frozen=True, kw_only=True):
     """The leader of a job to one of its nodes."""
 
-    world_size: int
-    address: str = ""
-    seq: int = 0
     order: OrderState | None = None
     earlier: OrderState | None = None
     resumed: int = 0  # orders up to this number are over by RESUME
@@ -157,6 +169,7 @@ class Course(Word, frozen=True, kw_only=True):
     leave: Farewell | None = None  # present only when every rank of every node may leave
     saved: Saved | None = None
     pace: Pace = Pace()  # of the slowest rank of the job, each number by itself
+    stopping: tuple[str, ...] = ()  # nodes that want the job stopped, for a successor
     shards: tuple[ShardRecord, ...] = ()  # for the node of the rank that is to seal
     roster_n: int = 0
     roster: tuple[Seat, ...] = ()  # only for a node that reports another roster_n

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from powerguard.core import agree, feeds
+from powerguard.core import agree, feeds, hearsay, seats
 from powerguard.core.commands import DRY_RUN, command
 from powerguard.core.feeds import Power
+from powerguard.core.messages import Hello
 from powerguard.core.need import reckon
 from powerguard.core.phase import Do, Next
 from powerguard.core.policy import Policy
-from powerguard.core.serve import entered, flush_view, notices, serve
+from powerguard.core.serve import budget, entered, flush_view, notices, serve
 from powerguard.core.state import Decision, State
 from powerguard.core.tell import Reply, announce
 from powerguard.core.transition import transition
@@ -27,14 +28,21 @@ __all__ = ["DRY_RUN", "decide"]
 def decide(policy: Policy, state: State, seen: Observation, now: float) -> Decision:
     """The next state, what to do, and why, after *seen*. Call it again after `poll.poll_wait` seconds at the latest."""
     before = state.phase
+    if seen.here:
+        state = replace(state, addresses=(*state.addresses, *(new for new in seen.here if new not in state.addresses)))
+    if seen.peers:
+        state = hearsay.absorb(state, seen.peers, now)
     jobs, told = agree.absorb(
         policy, state.jobs, seen.reports, seen.pages, now, node=state.node, phase=state.phase.value
     )
     actions: list[Actions] = list(told)
-    budget_s = None if state.deadline_at is None else max(0.0, state.deadline_at - now)
+    for report in seen.reports:
+        if isinstance(report.message, Hello) and report.job in jobs:
+            jobs[report.job] = seats.placed(state, jobs[report.job], report.message, now)
     for name, job in jobs.items():
-        jobs[name], told = agree.tick(policy, job, now, budget_s=budget_s)
-        actions += told
+        job, cared = seats.care(state, job, now) if job.spans else (job, ())  # noqa: PLW2901
+        jobs[name], told = agree.tick(policy, job, now, budget_s=budget(state, job, now))
+        actions += (*cared, *told)
     need = reckon(policy, jobs, now)
     known = feeds.absorb(policy, state.feeds, seen.samples, now)
     for step in seen.loads:

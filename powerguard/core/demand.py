@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from powerguard.core.job import Call, Due, Job, Order, Part, Stage, quiet
+from powerguard.core.job import Call, Due, Job, Member, Order, Part, Stage, quiet
 from powerguard.core.messages import Decide, Exit, Plan, Prepare, Purpose, Quiesce, Resume, Seal, Sealed, ToRank
 from powerguard.core.policy import Policy
 from powerguard.core.types import Actions, Send
@@ -55,7 +55,9 @@ def _farewell(policy: Policy, job: Job, now: float) -> tuple[Job, tuple[Send, ..
 
 
 def may_leave(policy: Policy, job: Job, now: float) -> bool:
-    """No rank may exit while a peer still moves data; the wait for that is bounded."""
+    """No rank may exit while a peer still moves data; the wait for that is bounded. A follower is told when."""
+    if not job.leads:
+        return True
     asked_at = job.quiesce.asked_at if job.quiesce is not None else now
     return quiet(job) or now - asked_at >= policy.exit_wait_s
 
@@ -67,6 +69,9 @@ def _called(job: Job, call: Call, now: float) -> tuple[Call, tuple[Send, ...]]:
     for rank, due in call.waiting.items():
         member = job.members.get(rank)
         if member is None or not member.alive:
+            continue
+        if member.node:  # its own daemon asks it
+            waiting[rank] = due
             continue
         if now >= due.at:
             sends.append(Send(job.name, rank, _call_message(job, call)))
@@ -88,7 +93,9 @@ def _demanded(policy: Policy, job: Job, order: Order | None, now: float) -> tupl
     sends: list[Send] = []
     for rank, part in order.parts.items():
         member = job.members.get(rank)
-        message = _demand(policy, job, order, rank) if member is not None and member.alive else None
+        if member is None or member.node:
+            continue
+        message = _demand(policy, job, order, rank) if member.alive else _demand_of_deputy(order, part, member)
         if message is None:
             continue
         asked = type(message).__name__
@@ -109,20 +116,35 @@ def _demand(policy: Policy, job: Job, order: Order, rank: int) -> ToRank | None:
         return Prepare(order.seq, order.event, order.purpose, policy.hold_max_s, order.tag, order.reason)
     if order.stage is Stage.SEALING and rank == order.sealer:
         shards = tuple(p.shard for _, p in sorted(order.parts.items()) if p.shard is not None)
+        if not job.leads:
+            shards = job.shards
+            if not shards:
+                return None
         return Seal(order.seq, order.step, order.generation, job.world_size, shards)
     if order.stage is Stage.SEALED and order.sealed_by >= 0 and not part.sealed:
         return Sealed(order.seq, order.step, order.generation)
     if order is job.order and order.step >= 0 and not _obeyed(order, part):
-        plan = Plan.DURABLE if part.anew else order.plan
-        return Decide(order.seq, order.purpose, plan, order.step, order.generation, order.budget_s)
+        return _decision(order, part)
     return None
+
+
+def _decision(order: Order, part: Part) -> Decide:
+    plan = Plan.DURABLE if part.anew and order.plan is Plan.FRESH else order.plan
+    return Decide(order.seq, order.purpose, plan, order.step, order.generation, order.budget_s, order.weights)
+
+
+def _demand_of_deputy(order: Order, part: Part, member: Member) -> ToRank | None:
+    """What a dead rank has staged is still made durable, by its deputy."""
+    if order.plan is not Plan.STAGED or order.step < 0 or order.over or member.deputy_at is None:
+        return None
+    return None if part.shard is not None or part.failed else _decision(order, part)
 
 
 def _obeyed(order: Order, part: Part) -> bool:
     """The rank has done what the decision asks of it, or has said that it won't: there is no more to ask for."""
     if not part.decided:
         return order.stage is Stage.LOST and order.purpose is Purpose.SNAPSHOT
-    delivered = part.shard is not None or bool(part.trouble) or part.anew or order.plan is not Plan.FRESH
+    delivered = part.shard is not None or bool(part.trouble) or part.anew or order.plan is Plan.DURABLE
     return delivered and (order.purpose is Purpose.SNAPSHOT or part.parked)
 
 

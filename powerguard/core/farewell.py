@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from powerguard.core.demand import deliver
-from powerguard.core.job import Call, Due, Job, living
+from powerguard.core.job import Call, Due, Job, here, living
 from powerguard.core.policy import Policy
 from powerguard.core.types import Actions
 
@@ -13,7 +13,8 @@ Outcome = tuple[Job, tuple[Actions, ...]]
 
 
 def called(job: Job, seq: int, reason: str, now: float, code: int = 0) -> Call:
-    return Call(seq, reason, now, code, {rank: Due() for rank in living(job)})
+    """A word to every living rank of this node."""
+    return Call(seq, reason, now, code, {rank: Due() for rank in here(job)})
 
 
 def resume(policy: Policy, job: Job, reason: str, now: float) -> Outcome:
@@ -30,14 +31,20 @@ def recall(policy: Policy, job: Job, reason: str, now: float) -> Outcome:
         return job, ()
     over = replace(job.order, over=True) if job.order is not None else None
     word = called(job, max(seqs), reason, now)
-    return deliver(policy, replace(job, order=over, quiesce=None, leave=None, resume=word), now)
+    released = replace(job, resumed=max(seqs), resumed_why=reason, retry=False)
+    return deliver(policy, replace(released, order=over, quiesce=None, leave=None, resume=word), now)
 
 
 def quiesce(policy: Policy, job: Job, seq: int, reason: str, now: float) -> Outcome:
     """The node will halt: ranks finish what moves data and wait for EXIT. There is no way back; a repeat is nothing."""
     if job.quiesce is not None:
         return job, ()
-    return deliver(policy, replace(job, quiesce=called(job, seq, reason, now), resume=None), now)
+    return deliver(policy, replace(job, quiesce=_to_all(job, seq, reason, now), resume=None), now)
+
+
+def _to_all(job: Job, seq: int, reason: str, now: float) -> Call:
+    """A word to every living rank; those of other nodes hear it there, and their nodes report who has answered."""
+    return Call(seq, reason, now, 0, {rank: Due() for rank in living(job)})
 
 
 def leave(policy: Policy, job: Job, code: int, reason: str, now: float) -> Outcome:
@@ -46,7 +53,7 @@ def leave(policy: Policy, job: Job, code: int, reason: str, now: float) -> Outco
         return job, ()
     if job.quiesce is None:
         seq = job.order.seq if job.order is not None else 0
-        job = replace(job, quiesce=called(job, seq, reason, now), resume=None)
+        job = replace(job, quiesce=_to_all(job, seq, reason, now), resume=None)
     asked = job.quiesce
     seq = asked.seq if asked is not None else 0
     return deliver(policy, replace(job, leave=called(job, seq, reason, now, code)), now)

@@ -101,6 +101,10 @@ def _hold(f: Follower, duty: Duty, now: float) -> tuple[Follower, float]:
 def _decided(f: Follower, duty: Duty, decide: Decide, step: int, now: float) -> tuple[Follower, Todo]:
     if step < decide.step:
         return f, GO
+    if decide.plan is Plan.STAGED and decide.purpose is Purpose.STOP:
+        if not duty.did(Parked):
+            f = say(f, Parked(duty.seq, step), now)
+        return f, Park(duty.seq, duty.reason)
     if duty.did(Missed) or (step > decide.step and not duty.did(Shard)):
         if not duty.did(Missed):
             f = say(f, Missed(duty.seq, step, f"it was at step {step}, past the stop step {decide.step}"), now)
@@ -183,7 +187,7 @@ def _decide(f: Follower, message: Decide, place: Place, now: float) -> tuple[Fol
     duty = replace(duty, decide=message, held_at=None, done=False)
     heard = tuple(u for u in f.unheard if not isinstance(u.deed, Promise))  # a decision answers every promise
     f = replace(f, duty=duty, unheard=heard)
-    if place.edge <= message.step or duty.did(Shard) or duty.did(Staged):
+    if message.plan is Plan.STAGED or place.edge <= message.step or duty.did(Shard) or duty.did(Staged):
         return f, (ack, *duty.deeds)
     missed = Missed(message.seq, place.step, f"step {place.step} is past the stop step {message.step}")
     return say(f, missed, now), (ack,)

@@ -111,6 +111,8 @@ class Order(Struct, frozen=True, omit_defaults=True):
     why: str = ""  # what was lost, or what is odd, in words
     settled: bool = False  # STOP: all living ranks are parked, or waited for long enough
     over: bool = False  # RESUME ended it
+    nth: int = 1  # of the STOPs in a row, the first ones lost
+    weights: tuple[float, ...] = ()  # by rank: how much of the replicated state it should write; () = all the same
 
     @property
     def tag(self) -> str:
@@ -169,6 +171,7 @@ class Node(Struct, frozen=True, omit_defaults=True):
     heard_at: float | None = None  # None = known from a roster only
     want: Want = Want()
     roster_n: int = 0  # of the roster that it has
+    behind: bool = False  # it follows a lower term, or nobody: it is told of ours
     beyond: int = 0  # an order it knows that isn't over and that its leader has not given; 0 = none
 
 
@@ -192,10 +195,12 @@ class Job(Struct, frozen=True, omit_defaults=True):
     roster: tuple[Seat, ...] = ()
     roster_n: int = 0
     resumed: int = 0  # orders up to this number are over by RESUME
-    retry: bool = False  # a follower's: its leader will give another order for the one that was lost
+    retry: bool = False  # the order is lost by its leader's loss, or (a follower's) its leader will give another one
+    resumed_why: str = ""
     wanted_at: float | None = None  # this node's power last wanted a snapshot
     pace: Pace = Pace()  # a follower's: of the slowest rank of the job
     shards: tuple[ShardRecord, ...] = ()  # a follower's whose rank is to seal
+    stopping: tuple[str, ...] = ()  # a follower's: nodes that want the job stopped
     directory: str = ""
     unit: str = "optimizer_step"
     members: dict[int, Member] = field(default_factory=dict)
@@ -231,7 +236,7 @@ class Job(Struct, frozen=True, omit_defaults=True):
         order = self.order
         if order is None or order.stage is not Stage.LOST or order.over:
             return False
-        if not self.leads:
+        if self.retry or not self.leads:
             return self.retry
         parts = order.parts.values()
         return complete(self) and any(p.trouble for p in parts) and not any(p.failed for p in parts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from powerguard.core.job import Job, Stage
+from powerguard.core.job import Job, Member, Stage
 from powerguard.core.messages import Ack, Decide, Exit, Prepare, Purpose, Quiesce, Welcome
 from powerguard.core.policy import Policy
 from powerguard.core.serve import MAX_STOPS
@@ -29,6 +29,7 @@ SENDS_PER_RANK = 8
 ANNOUNCES = 64
 ANNOUNCES_PER_JOB = 4
 _EPSILON_S = 1e-6
+_NOBODY = Member(-1, 0, 0)
 
 
 def check(policy: Policy, before: State, decision: Decision, now: float) -> None:
@@ -128,6 +129,10 @@ def _stop_kept(name: str, old_job: Job, job: Job, after: State) -> Iterator[str]
     old, new = old_job.order, job.order
     if old is None or old.over or old.purpose is not Purpose.STOP:
         return
+    if old_job.spans or job.spans:  # other nodes have a say: what is decided stays where it is, all the same
+        if new is not None and new.seq == old.seq and old.step >= 0 and new.step != old.step:
+            yield f"{name}: the stop step moved from {old.step} to {new.step}"
+        return
     if new is None:
         if _same_processes(old_job, job):
             yield f"{name}: stop {old.seq} was forgotten"
@@ -167,6 +172,10 @@ def _sends(before: State, decision: Decision) -> Iterator[str]:
         if job is None or action.rank not in job.members:
             yield f"{type(action.message).__name__} to the unknown rank {action.rank} of {action.job}"
         message = action.message
+        if job is not None and job.members.get(action.rank, _NOBODY).node:
+            yield f"{type(message).__name__} to rank {action.rank} of {action.job}, which is another node's"
+        if job is not None and job.spans:
+            continue  # another node's power may ask for it
         stop = isinstance(message, (Prepare, Decide)) and message.purpose is Purpose.STOP
         if stop and {phase, before.phase} <= {Phase.ONLINE, Phase.ON_BATTERY}:
             yield f"a stop is sent in {phase.value}"

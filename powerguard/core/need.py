@@ -61,6 +61,8 @@ def reckon(policy: Policy, jobs: dict[str, Job], now: float) -> Need:
         if not ranks:
             continue
         members = [job.members[rank] for rank in ranks]
+        if not job.leads:
+            members.append(_elsewhere(job, members[0]))
         slowest = max(members, key=_own_s)
         job_stage_s = policy.flush_factor * max(member.pace.stage_s for member in members)
         job_write_s = policy.flush_factor * max(member.pace.write_s + member.pace.fsync_s for member in members)
@@ -92,6 +94,11 @@ def reckon(policy: Policy, jobs: dict[str, Job], now: float) -> Need:
         eased=eased(policy.flush_load),
         measured=measured,
     )
+
+
+def _elsewhere(job: Job, member: Member) -> Member:
+    """The slowest of the ranks on other nodes, in the shape of a rank."""
+    return replace(member, pace=job.pace if job.pace.write_s > 0.0 else member.pace)
 
 
 def _own_s(member: Member) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from powerguard.core import agree
+from powerguard.core.between import GOSSIP_S
 from powerguard.core.policy import Policy
 from powerguard.core.state import State
 from powerguard.core.types import Phase
@@ -24,6 +25,8 @@ def poll_wait(policy: Policy, state: State, now: float) -> float:
         at = agree.next_at(policy, job, now)
         if at is not None:
             waits.append(at - now)
+        if job.spans:
+            waits.append(GOSSIP_S)
     if view.phase is Phase.ONLINE:
         if power.on_battery is not False:
             since = now if power.since is None else power.since

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from powerguard.core import agree, feeds
-from powerguard.core.job import Call, Due, Job, living, not_durable, quiet
+from powerguard.core import agree, feeds, seats
+from powerguard.core.between import NODE_GONE_S, NODE_LOST_S, SNAPSHOT_MERGE_S
+from powerguard.core.job import Call, Due, Job, Node, here, not_durable, quiet
 from powerguard.core.messages import Notice, Purpose
 from powerguard.core.phase import Do, Flush, FlushView, Next
 from powerguard.core.policy import Policy
@@ -101,6 +102,8 @@ def _where(state: State, name: str, job: Job) -> Flush:
     if not stopped(job):
         return Flush.IDLE if job.alive else Flush.NONE
     outcome = job.outcome
+    if not job.leads and not job.alive and not job.members:
+        return Flush.NONE
     if not job.alive and all(member.gone.startswith("left") for member in job.members.values()):
         return Flush.NONE  # training was over
     if outcome == "lost":
@@ -117,14 +120,18 @@ def stopped(job: Job) -> bool:
 
 def _again(state: State, name: str, job: Job) -> bool:
     """A lost STOP is worth another one."""
+    if job.retry or not job.leads:
+        return job.again
+    if job.again and stop_elsewhere(job) and job.order is not None and job.order.nth < MAX_STOPS:
+        return True
     return state.phase is Phase.FLUSHING and job.again and state.stops.get(name, 0) < MAX_STOPS
 
 
 def _strays(job: Job) -> tuple[int, ...]:
     """Ranks that wait parked although this daemon has never given their job an order."""
-    if job.order is not None:
+    if job.order is not None or not job.leads:
         return ()
-    return tuple(rank for rank in living(job) if job.members[rank].busy == "parked")
+    return tuple(rank for rank in here(job) if job.members[rank].busy == "parked")
 
 
 def _snapshot_failed(job: Job) -> bool:
@@ -144,30 +151,34 @@ def serve(policy: Policy, state: State, nxt: Next, now: float) -> tuple[State, t
     jobs = dict(state.jobs)
     seq, stops = state.seq, dict(state.stops)
     event = state.event or event_id(state.boot, state.event_n)
-    budget_s = None if state.deadline_at is None else max(0.0, state.deadline_at - now)
     for name in sorted(jobs):
         job = jobs[name]
-        purpose = _purpose(state, nxt, name, job)
+        if Do.SNAPSHOT in nxt.orders and job.alive:
+            job = replace(job, wanted_at=now)
+        purpose = _purpose(state, nxt, name, job, now)
         if purpose is not None:
-            seq += 1
+            seq = seats.number(seq, job) if job.spans else seq + 1
             if purpose is Purpose.STOP:
                 stops[name] = stops.get(name, 0) + 1
             job, told = agree.order(
                 policy,
                 job,
                 seq=seq,
-                event=event,
+                event=state.event or _event_elsewhere(job) or event,
                 purpose=purpose,
-                budget_s=budget_s if purpose is Purpose.STOP else None,
-                reason=state.view.why if purpose is Purpose.STOP else nxt.reason,
+                budget_s=budget(state, job, now) if purpose is Purpose.STOP else None,
+                reason=_reason(state, nxt, job, purpose),
                 now=now,
             )
             actions += told
         elif state.phase is Phase.HALTING:
             job, told = _farewell(policy, state, job, seq, now)
             actions += told
-        elif state.phase in (Phase.ONLINE, Phase.ON_BATTERY) and (stopped(job) or job.quiesce is not None):
-            job, told = agree.recall(policy, job, state.view.why, now)
+        elif job.leads and _cannot_go_on(job, now):
+            job, told = _dismiss(policy, job, seq, now)
+            actions += told
+        elif state.phase in (Phase.ONLINE, Phase.ON_BATTERY) and _to_be_recalled(job, now):
+            job, told = agree.recall(policy, _beyond(job), state.view.why, now)
             actions += told
         elif state.phase is Phase.ONLINE and _strays(job) and job.resume is None and _on_line(state):
             waiting = {rank: Due() for rank in _strays(job)}
@@ -180,16 +191,103 @@ def _on_line(state: State) -> bool:
     return state.power is not None and state.power.on_battery is False
 
 
-def _purpose(state: State, nxt: Next, name: str, job: Job) -> Purpose | None:
-    """The new order that this job is to get now, if any."""
-    if not job.alive:
+def _purpose(state: State, nxt: Next, name: str, job: Job, now: float) -> Purpose | None:
+    """The new order that this job is to get now, if any; only its leader gives one."""
+    if not job.alive or not job.leads or job.claimed_at is not None or job.quiesce is not None:
         return None
-    if state.phase in (Phase.FLUSHING, Phase.PARKED):
-        if not stopped(job) or (job.outcome == "lost" and _again(state, name, job)):
+    own = state.phase in (Phase.FLUSHING, Phase.PARKED)
+    if own or (stop_elsewhere(job) and state.phase is not Phase.HALTING and not _cannot_go_on(job, now)):
+        if not stopped(job) or (job.outcome == "lost" and _again(state, name, job)) or _overtaken(job):
             return Purpose.STOP
-    elif Do.SNAPSHOT in nxt.orders:
+    elif Do.SNAPSHOT in nxt.orders or _snapshot_elsewhere(job, now):
         return Purpose.SNAPSHOT
     return None
+
+
+# ---- what other nodes want -------------------------------------------------------------------------
+
+
+def stop_elsewhere(job: Job) -> bool:
+    """The power of another node keeps this job from training."""
+    return any(node.want.stop for node in job.nodes.values()) if job.leads else False
+
+
+def _snapshot_elsewhere(job: Job, now: float) -> bool:
+    """Another node wants a snapshot, and none is under way or so recent that it serves that node too."""
+    if job.order is not None and job.order.underway:
+        return False
+    since = now - job.order.ordered_at if job.order is not None else None
+    return any(
+        node.want.snapshot_s is not None and (since is None or since - node.want.snapshot_s > SNAPSHOT_MERGE_S)
+        for node in job.nodes.values()
+    )
+
+
+def _overtaken(job: Job) -> bool:
+    """Ranks of another node obey a newer order, of another leader: only a still newer one reaches them."""
+    order = job.order
+    newest = max((node.beyond for node in job.nodes.values()), default=0)
+    return order is not None and newest > order.seq
+
+
+def _beyond(job: Job) -> Job:
+    """The job, so that a RESUME also ends the orders of other leaders that are obeyed somewhere."""
+    newest = max((node.beyond for node in job.nodes.values()), default=0)
+    if job.order is None or newest <= job.order.seq:
+        return job
+    return replace(job, order=replace(job.order, seq=newest))
+
+
+def _cannot_go_on(job: Job, now: float) -> bool:
+    """A node of the job halts, or had to stop and has been silent for so long that it has."""
+    return any(
+        node.want.halt or (node.want.stop and now - (node.heard_at or job.lead_at) >= NODE_GONE_S)
+        for node in job.nodes.values()
+    )
+
+
+def _to_be_recalled(job: Job, now: float) -> bool:
+    """An order keeps its ranks from training, and no node wants that any longer."""
+    if not job.leads or job.claimed_at is not None or stop_elsewhere(job):
+        return False
+    unknown = any(node.heard_at is None for node in job.nodes.values())
+    if unknown and now - job.lead_at < NODE_LOST_S:
+        return False  # a new leader doesn't know yet what they want
+    return stopped(job) or job.quiesce is not None or any(node.beyond for node in job.nodes.values())
+
+
+def _dismiss(policy: Policy, job: Job, seq: int, now: float) -> tuple[Job, tuple[Actions, ...]]:
+    """The job ends here too, though this node stays: nobody leaves before all are quiet."""
+    names = sorted(name for name, node in job.nodes.items() if node.want.stop)
+    why = f"{', '.join(names)} halts: the job can't go on"
+    job, actions = agree.quiesce(policy, job, seq, why, now)
+    job, told = agree.leave(policy, job, EXIT_REQUEUE, why, now)
+    return job, (*actions, *told)
+
+
+def budget(state: State, job: Job, now: float) -> float | None:
+    """What a stop may take until it is durable: the least over the nodes; None = nobody knows a bound."""
+    given = [] if state.deadline_at is None else [state.deadline_at - now]
+    given += [
+        node.want.budget_s - (now - (node.heard_at or now))
+        for node in job.nodes.values()
+        if node.want.budget_s is not None
+    ]
+    return max(0.0, min(given)) if given else None
+
+
+def _event_elsewhere(job: Job) -> str:
+    return next((node.want.event for _, node in sorted(job.nodes.items()) if node.want.event), "")
+
+
+def _reason(state: State, nxt: Next, job: Job, purpose: Purpose) -> str:
+    """Whose power asks for it, in words."""
+    if purpose is Purpose.SNAPSHOT:
+        return nxt.reason if Do.SNAPSHOT in nxt.orders else "another node's power asks for a snapshot"
+    if state.phase in (Phase.FLUSHING, Phase.PARKED):
+        return state.view.why
+    name, node = next((each for each in sorted(job.nodes.items()) if each[1].want.stop), ("", Node("")))
+    return f"{name}: {node.want.reason}" if name else state.view.why
 
 
 def _farewell(policy: Policy, state: State, job: Job, seq: int, now: float) -> tuple[Job, tuple[Actions, ...]]:
@@ -207,5 +305,5 @@ def notices(state: State, reason: str) -> tuple[Send, ...]:
     return tuple(
         Send(name, rank, Notice(state.seq, remaining_s, reason))
         for name, job in sorted(state.jobs.items())
-        for rank in living(job)
+        for rank in here(job)
     )

@@ -26,6 +26,7 @@ class State(Struct, frozen=True, omit_defaults=True):
 
     boot: str
     node: str = ""
+    addresses: tuple[str, ...] = ()  # names and addresses of this node; the first is where others reach its daemon
     view: PhaseView = PhaseView()
     event: str = ""  # names the event in generations; "" = ONLINE
     event_n: int = 0  # events of this boot, orders by the operator in between included
@@ -62,13 +63,35 @@ class Decision(Struct, frozen=True):
     reason: str
 
 
-def initial(boot: str, now: float, *, node: str = "") -> State:
+def initial(boot: str, now: float, *, node: str = "", addresses: tuple[str, ...] = ()) -> State:
     """The state of a daemon with nothing to remember.
 
     *seq* begins at the seconds since boot: it grows over restarts of the daemon even if the journal is lost,
     unless it gave more than one order a second.
     """
-    return State(boot=boot, node=node, view=PhaseView(phase_since=now), seq=int(now))
+    return State(boot=boot, node=node, addresses=addresses, view=PhaseView(phase_since=now), seq=int(now))
+
+
+def memorable(before: State, after: State) -> bool:
+    """A restart must know of it, whatever was sent: who is registered, what was ordered and decided, who leads."""
+    return after.phase is not before.phase or (
+        after.jobs is not before.jobs and _remembered(before) != _remembered(after)
+    )
+
+
+def _remembered(state: State) -> dict[str, tuple[object, ...]]:
+    return {
+        name: (
+            job.term,
+            job.lead,
+            job.resumed,
+            None if job.order is None else (job.order.seq, job.order.step, job.order.stage, job.order.over),
+            job.quiesce is None,
+            job.leave is None,
+            tuple((rank, member.pid, member.alive) for rank, member in job.members.items()),
+        )
+        for name, job in state.jobs.items()
+    }
 
 
 def event_id(boot: str, n: int) -> str:

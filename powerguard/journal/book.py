@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from powerguard.core.learn import Lesson
 from powerguard.core.messages import Ack, Notice, Welcome
 from powerguard.core.policy import Policy
-from powerguard.core.state import State
+from powerguard.core.state import State, memorable
 from powerguard.core.types import Actions, Observation, Phase, Send
 from powerguard.journal.read import Folded
 from powerguard.journal.records import FORMAT, Base, Done, Fault, Head, Learnt, Record, Rules, Tick, encode
@@ -111,7 +111,7 @@ class Journal:
     ) -> bool:
         """Notes a decision. True: a restart would know of it; False: the disk is in trouble."""
         changed = after.phase is not before.phase
-        telling = changed or _members(before) != _members(after) or any(_binds(action) for action in actions)
+        telling = memorable(before, after) or any(_binds(action) for action in actions)
         if not telling and after.phase is Phase.ONLINE:
             self._record(at, before, Tick(0, at, after.phase, reason, seen, actions))
             return True
@@ -207,8 +207,3 @@ class Journal:
 def _binds(action: Actions) -> bool:
     """Whether a restart must know of it. A greeting, an acknowledgement or a notice is only said again."""
     return not (isinstance(action, Send) and isinstance(action.message, (Welcome, Ack, Notice)))
-
-
-def _members(state: State) -> dict[str, tuple[tuple[int, bool], ...]]:
-    """Who is registered and alive: a restart must know, even if nothing was ordered."""
-    return {name: tuple((r, m.alive) for r, m in job.members.items()) for name, job in state.jobs.items()}
