@@ -120,13 +120,17 @@ def _feeds(feeds: tuple[FeedStatus, ...]) -> Iterator[Any]:
     yield _gauge("ups_status", "1 for each token of ups.status", ("ups", "token"), tokens)
 
 
+_JOB = ("training_job",)
+"""`job` is Prometheus's own label: it would come out as `exported_job`."""
+
+
 def _jobs(jobs: tuple[JobStatus, ...]) -> Iterator[Any]:
     ranks = [((job.name,), sum(rank.alive for rank in job.ranks)) for job in jobs]
-    yield _gauge("job_ranks", "Ranks that live", ("job",), ranks)
-    yield _gauge("job_world_size", "Ranks that should", ("job",), [((job.name,), job.world_size) for job in jobs])
+    yield _gauge("job_ranks", "Ranks that live", _JOB, ranks)
+    yield _gauge("job_world_size", "Ranks that should", _JOB, [((job.name,), job.world_size) for job in jobs])
     steps = [((job.name,), min((r.step for r in job.ranks if r.step is not None), default=None)) for job in jobs]
-    yield _gauge("job_step", "The slowest rank's step", ("job",), steps)
+    yield _gauge("job_step", "The slowest rank's step", _JOB, steps)
     yield _gauge(
-        "job_saved_step", "Step of the newest sealed generation", ("job",), [((j.name,), j.saved_step) for j in jobs]
+        "job_saved_step", "Step of the newest sealed generation", _JOB, [((j.name,), j.saved_step) for j in jobs]
     )
-    yield _gauge("job_saved_age_seconds", "Its age", ("job",), [((job.name,), job.saved_s) for job in jobs])
+    yield _gauge("job_saved_age_seconds", "Its age", _JOB, [((job.name,), job.saved_s) for job in jobs])

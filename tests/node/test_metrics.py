@@ -60,9 +60,9 @@ def test_known_values_are_served(served):
         'powerguard_ups_status{token="OB",ups="rack@nut:3493"} 1.0',
         'powerguard_ups_status{token="OL",ups="rack@nut:3493"} 0.0',
         'powerguard_ups_status{token="NEWTOKEN",ups="rack@nut:3493"} 1.0',
-        'powerguard_job_ranks{job="run 7"} 1.0',
-        'powerguard_job_step{job="run 7"} 17.0',
-        'powerguard_job_saved_step{job="run 7"} 12.0',
+        'powerguard_job_ranks{training_job="run 7"} 1.0',
+        'powerguard_job_step{training_job="run 7"} 17.0',
+        'powerguard_job_saved_step{training_job="run 7"} 12.0',
         'powerguard_events_total{event="phase_on_battery"} 2.0',
     ):
         assert line in lines, line
