@@ -1,7 +1,8 @@
 """Rig: the power of a real file system goes at every instant of a flush and of a retention delete.
 
-Every instant: before each call by which the save changes the disk, and after the last; each with and without the file
-system's own log flushed; once past the page cache and once through it. After each cut comes a reboot. Then must hold:
+Every instant: before each call by which the save changes the disk, in the middle of each write, and after the last
+call; each with and without the file system's own log flushed; past the page cache and through it. After each cut comes
+a reboot. Then must hold:
 
 - the newest generation that is taken is at least as new as the last one reported durable, verifies, and loads: every
   value of every rank is that of its step;
@@ -31,7 +32,8 @@ KEEP = 2
 FLOATS = (2_200_000, 100_000)  # of each rank: the first has a chunk of 8 MiB and a bit
 DISKS: dict[str, type[FaultyDisk]] = {"O_DIRECT": FaultyDisk, "page cache": PageCacheDisk}
 PHASES = ("flush", "retention")
-INSTANTS_MAX = 400  # a save of two ranks has about 80 calls
+INSTANTS_MAX = 300  # a save of two ranks makes 26 calls
+TORN_BYTES = 4096  # what is written of a write before the cut; a multiple of what O_DIRECT asks for
 
 
 class Tally(Struct):
@@ -40,6 +42,7 @@ class Tally(Struct):
     kind: str
     flush: int = 0  # cuts in a flush
     retention: int = 0
+    torn: int = 0  # of both: cuts in the middle of a write
     after: int = 0  # of both: cuts right after the last call
     newest: int = 0  # how often the generation being written was the one taken
     older: int = 0  # how often the one before it was
@@ -51,7 +54,8 @@ class Tally(Struct):
 
     def __str__(self) -> str:
         return (
-            f"{self.kind}: {self.cuts} cuts, {self.flush} in a flush and {self.retention} in a retention delete; "
+            f"{self.kind}: {self.cuts} cuts, {self.flush} in a flush ({self.torn} in a write) and {self.retention} in "
+            "a retention delete; "
             f"the newest generation was taken {self.newest} times, the one before it {self.older} times; each verified "
             "and loaded, nothing half-written was taken, nothing that was to be kept is gone"
         )
@@ -102,7 +106,10 @@ def cut_everywhere(volume: Volume, *, every: int = 1, disks: Mapping[str, type[F
     for number, (phase, disk, how) in enumerate(itertools.product(PHASES, disks, Cut)):
         series = _Series(phase, disk, disks[disk], how)
         for at in range(number % every, INSTANTS_MAX, every):
-            if _cut_one(volume, tally, series, at):
+            call = _cut_one(volume, tally, series, at)
+            if call.startswith("pwrite"):
+                _cut_one(volume, tally, series, at, torn=True)
+            if not call:
                 break
         else:
             raise DrillFailed(f"a {phase} made more than {INSTANTS_MAX} calls")
@@ -118,19 +125,23 @@ class _Series(Struct, frozen=True):
     how: Cut
 
 
-def _cut_one(volume: Volume, tally: Tally, series: _Series, at: int) -> bool:
-    """One cut before call *at* of the phase, the reboot and what must hold; whether the phase was over before it."""
+def _cut_one(volume: Volume, tally: Tally, series: _Series, at: int, *, torn: bool = False) -> str:
+    """One cut before call *at* of the phase, or in it; the reboot, and what must hold. That call, or ""."""
     disk = series.disk()
     run = Run(volume.path / "run", disk)
     while len(_sealed(run.directory)) < KEEP + (series.phase == "retention"):
         list(run.flush())
     must = _sealed(run.directory)[:KEEP]
 
-    def cut(number: int, _name: str) -> None:
-        if number == at:
+    def cut(number: int, name: str) -> int | None:
+        if torn and number == at and name.startswith("pwrite"):
+            return TORN_BYTES  # the rest of it is the next call
+        if number == at + torn:
             volume.cut(series.how)
+        return None
 
     disk.number, disk.fault = 0, cut
+    disk.names.clear()
     with contextlib.suppress(PowerguardError):
         if series.phase == "flush":
             for name in run.flush():
@@ -138,6 +149,7 @@ def _cut_one(volume: Volume, tally: Tally, series: _Series, at: int) -> bool:
         else:
             run.retention()
     disk.fault = lambda _number, _name: None
+    call = disk.names[at] if at < len(disk.names) else ""
     over = not volume.down
     if over:
         volume.cut(series.how)
@@ -146,10 +158,11 @@ def _cut_one(volume: Volume, tally: Tally, series: _Series, at: int) -> bool:
     where = f"{volume.kind}, cut {at} of a {series.phase}, {series.through}, {series.how.name}"
     taken = check(run.directory, must, where)
     setattr(tally, series.phase, getattr(tally, series.phase) + 1)
+    tally.torn += torn
     tally.after += over
     tally.newest += taken == run.step
     tally.older += taken < run.step
-    return over
+    return call
 
 
 def _sealed(directory: Path) -> list[str]:
