@@ -77,7 +77,7 @@ def check(
     made = None
     if len(samples) == len(config.ups):
         measured = write_mbps or _measure(directory, size, findings)
-        need = _need(config, status, size, measured or None, own=bool(state_bytes or write_mbps))
+        need = _need(config, status, size, measured or None, own=bool(state_bytes or write_mbps), directory=directory)
         made = plan.make(
             config,
             tuple(samples),
@@ -158,15 +158,24 @@ def _measure(directory: Path | None, size: float | None, findings: list[Finding]
     return rate
 
 
-def _need(config: Config, status: Status | None, size: float | None, rate: float | None, *, own: bool) -> Need:
-    """By what the operator says, else by what the daemon has measured of running jobs, else by size and rate."""
+def _need(
+    config: Config,
+    status: Status | None,
+    size: float | None,
+    rate: float | None,
+    *,
+    own: bool,
+    directory: Path | None,
+) -> Need:
+    """By the operator's word, else by the daemon's of running jobs, by saves measured there, by size and rate."""
     if not own and status is not None and any(rank.alive for job in status.jobs for rank in job.ranks):
         told = status.need
         return Need(
             flush_s=told.flush_s, save_s=told.save_s, halt_s=told.halt_s, total_s=told.total_s, by=told.by,
             measured=told.measured,
         )  # fmt: skip
-    return plan.need_of(config, size, rate)
+    kept = None if own else plan.kept_need(config.policy, directory, size)
+    return kept or plan.need_of(config, size, rate)
 
 
 def _verdict(made: plan.Plan) -> list[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,8 +18,12 @@ from powerguard.core.capacity import LOAD_EXPONENT
 from powerguard.core.job import Job, Member
 from powerguard.core.messages import Pace
 from powerguard.core.need import Need, reckon
+from powerguard.core.policy import Policy
 from powerguard.core.types import Sample
 from powerguard.errors import DirectoryError, UsageError
+from powerguard.generations import paces
+from powerguard.generations.paces import Save
+from powerguard.train.pace import PaceMeter
 
 RATE_S = 2.0
 """The disk is written for this long to measure it."""
@@ -87,15 +92,37 @@ def need_of(config: Config, state_bytes: float | None, write_mbps: float | None)
     """The need of one job of *state_bytes* written at *write_mbps*; with either unknown, the configured default."""
     write_s = state_bytes / (write_mbps * 1e6) if state_bytes is not None and write_mbps else 0.0
     pace = Pace(write_s=write_s, state_bytes=int(state_bytes or 0))
-    need = reckon(
-        config.policy, {"this job": Job("this job", 1, members={0: Member(0, 1, os.getpid(), pace=pace)})}, 0.0
-    )
     by = (
         f"{size(state_bytes)} at {write_mbps:.0f} MB/s"
         if write_s and write_mbps
         else "nothing measured: flush_default_s"
     )
+    return need_of_pace(config.policy, pace, by)
+
+
+def pace_of(saves: Sequence[Save], ranks: int) -> Pace:
+    """The pace by *saves* of ranks of which *ranks* write to one disk at once."""
+    meter = PaceMeter()
+    meter.shared_by(ranks)
+    meter.recall(saves, max((save.bytes for save in saves), default=0))
+    return meter.pace()
+
+
+def need_of_pace(policy: Policy, pace: Pace, by: str) -> Need:
+    """The need of one job whose slowest rank has *pace*."""
+    need = reckon(policy, {"this job": Job("this job", 1, members={0: Member(0, 1, os.getpid(), pace=pace)})}, 0.0)
     return msgspec.structs.replace(need, by=by)
+
+
+def kept_need(policy: Policy, directory: Path | None, state_bytes: float | None) -> Need | None:
+    """The need by what saves into *directory* have taken, or a calibration; None where nothing fitting is known."""
+    saves = paces.everybody(directory) if directory is not None else ()
+    if not saves:
+        return None
+    rank_bytes = saves[-1].bytes
+    ranks = max(1, round(state_bytes / rank_bytes)) if state_bytes else 1
+    alike = paces.like(saves, rank_bytes)[-paces.SAVES :]
+    return need_of_pace(policy, pace_of(alike, ranks), f"{len(alike)} saves measured there, the slowest counts")
 
 
 def newest_bytes(directory: Path | None) -> float | None:

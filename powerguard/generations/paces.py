@@ -6,6 +6,7 @@ one costs measurements and no checkpoint, so nothing here ever stops a save.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,10 +40,15 @@ def rank_key(rank: int) -> str:
     return rank_name(rank)
 
 
+def path(directory: str | Path, key: str) -> Path:
+    """The file that keeps *key*'s saves."""
+    return home(Path(directory)) / PACE / f"{key}.json"
+
+
 def read(directory: str | Path, key: str) -> tuple[Save, ...]:
     """The saves kept under *key*, oldest first; none where nothing is known."""
     try:
-        data = (_folder(directory) / f"{key}.json").read_bytes()
+        data = path(directory, key).read_bytes()
         saves = msgspec.json.decode(data, type=tuple[Save, ...])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return ()
@@ -51,10 +57,10 @@ def read(directory: str | Path, key: str) -> tuple[Save, ...]:
 
 def keep(directory: str | Path, key: str, saves: Sequence[Save], *, disk: Disk = DISK) -> None:
     """Writes the newest *saves* under *key*, in place of what was kept there."""
-    path = _folder(directory) / f"{key}.json"
+    target = path(directory, key)
     try:
-        make_directory(disk, path.parent)
-        write_file(disk, path, msgspec.json.encode(list(saves)[-SAVES:]))
+        make_directory(disk, target.parent)
+        write_file(disk, target, msgspec.json.encode(list(saves)[-SAVES:]))
     except OSError:
         return
 
@@ -63,6 +69,15 @@ def known(directory: str | Path, rank: int) -> tuple[Save, ...]:
     """All that is known of *rank*'s saves there: its own and those of a calibration, oldest first."""
     both = (*read(directory, rank_key(rank)), *read(directory, CALIBRATED))
     return tuple(sorted(both, key=lambda save: save.at))[-SAVES:]
+
+
+def everybody(directory: str | Path) -> tuple[Save, ...]:
+    """What is known of any rank there, oldest first."""
+    try:
+        keys = [name.removesuffix(".json") for name in os.listdir(path(directory, "").parent) if name[:1] != "."]
+    except OSError:
+        return ()
+    return tuple(sorted((save for key in keys for save in read(directory, key)), key=lambda save: save.at))
 
 
 def like(saves: Sequence[Save], size: int) -> tuple[Save, ...]:
@@ -87,7 +102,3 @@ def together(save: Save, sharers: int) -> float:
 def _sound(save: Save) -> bool:
     numbers = (save.write_s, save.fsync_s, save.stage_s)
     return save.bytes > 0 and save.disk_bytes >= 0 and all(0.0 <= number < 1e7 for number in numbers)
-
-
-def _folder(directory: str | Path) -> Path:
-    return home(Path(directory)) / PACE

@@ -55,6 +55,7 @@ class Reserve:
         self.root = home(directory) / RESERVE
         self.instance = 0
         self.reason = ""  # why less is reserved than was asked for
+        self.short = False  # because there is no room, or no quota
         self.shard_bytes = 0
         self.record_bytes = 0
         self._waiting: list[Path] = []
@@ -140,14 +141,14 @@ class Reserve:
             self.drop()
             self.shard_bytes = shard_bytes
             self.record_bytes = RECORD_SPARE * record_bytes
-        self.reason = ""
+        self.reason, self.short = "", False
         try:
             self._make_ballast()
             while len(self._waiting) < count:
                 self._waiting.append(self._make())
         except OSError as error:
             if error.errno in FULL:
-                self.reason = self._shortage(count)
+                self.reason, self.short = self._shortage(count), True
             elif error.errno in _UNSUPPORTED:
                 self.reason = f"the file system of {self.directory} can't reserve space ({error.strerror})"
             else:
