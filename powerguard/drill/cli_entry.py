@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -13,7 +15,8 @@ from typing import Annotated
 import typer
 
 from powerguard.drill import report as page
-from powerguard.drill.plan import PLANS, choose
+from powerguard.drill import stories, suite
+from powerguard.drill.plan import PLANS, Plan, choose
 from powerguard.drill.run import Outcome, run
 from powerguard.drill.screen import Screen
 from powerguard.drill.supply import boottime
@@ -28,39 +31,107 @@ def register(app: typer.Typer) -> None:
 
 
 def _drill_help() -> str:
-    drills = "\n\n".join(f"{plan.name}: {plan.says}" for plan in PLANS.values())
     return (
-        "Prove on this machine that a power failure is survived: "
-        "a simulated UPS, the real daemon, real training ranks.\n\n"
-        f"{drills}\n\nNeeds no root and no UPS, and powers nothing off. About a minute."
+        "Prove on this machine that a power failure is survived.\n\n"
+        "A drill on real processes has a simulated UPS, the real daemon and real training ranks, and takes about a "
+        f"minute: {', '.join(PLANS)}. A story is played in a simulated world and takes a second. `--list` shows both, "
+        "`all` runs everything, a file's name plays a story of your own.\n\n"
+        "Needs no root and no UPS, and powers nothing off."
     )
 
 
 def drill(
-    scenario: Annotated[str, typer.Argument(help=f"one of {', '.join(PLANS)}", show_default=False)] = "blackout",
+    scenario: Annotated[
+        str, typer.Argument(help="a name of --list, `all`, or a scenario's file", show_default=False)
+    ] = "blackout",
     *,
+    show_list: Annotated[bool, typer.Option("--list", help="what there is, and what each shows")] = False,
     nut: Annotated[bool, typer.Option("--nut", help="through a real upsd and dummy-ups (package nut-server)")] = False,
     kill_rank: Annotated[int | None, typer.Option(help="kill this rank after the snapshot", show_default=False)] = None,
     ranks: Annotated[int, typer.Option(help="training processes")] = 2,
     steps: Annotated[int, typer.Option(help="of the whole run; 0 = as many as the drill needs")] = 0,
     seed: Annotated[int, typer.Option(help="of the model, its data and the UPS")] = 1,
     out: Annotated[Path | None, typer.Option(help="folder for everything that is kept", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="end with the result as one line of JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="results as lines of JSON")] = False,
 ) -> None:
-    """Exit code 0 for the verdict "survived", 16 for any other."""
-    plan = choose(scenario, ranks=ranks, steps=steps, seed=seed, nut=nut, kill_rank=kill_rank)
-    folder = out or Path(f"drill-{plan.name}-{datetime.now():%Y%m%d-%H%M%S}")  # noqa: DTZ005 - a name for people
-    was = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        with Screen(boottime, sys.stderr) as screen:
-            outcome = run(plan, folder, screen, boottime)
-    finally:
-        signal.signal(signal.SIGTERM, was)
+    """Exit code 0 if everything that must hold does, 16 if not."""
+    if show_list:
+        _list(as_json=as_json)
+    elif scenario == "all":
+        _all(_folder(out, "all"), as_json=as_json)
+    elif scenario in PLANS:
+        plan = choose(scenario, ranks=ranks, steps=steps, seed=seed, nut=nut, kill_rank=kill_rank)
+        _one(plan, _folder(out, plan.name), as_json=as_json)
+    else:
+        _story(scenario, as_json=as_json)
+
+
+def _folder(out: Path | None, name: str) -> Path:
+    return out or Path(f"drill-{name}-{datetime.now():%Y%m%d-%H%M%S}")  # noqa: DTZ005 - a name for people
+
+
+def _one(plan: Plan, folder: Path, *, as_json: bool) -> None:
+    """A drill on real processes."""
+    with _interruptible(), Screen(boottime, sys.stderr) as screen:
+        outcome = run(plan, folder, screen, boottime)
     _tell(outcome, as_json=as_json)
-    if not outcome.survived:
+    if not outcome.as_it_must or (plan.kill_rank is not None and not outcome.survived):
         raise DrillFailed(
             f"{plan.name}: {outcome.verdict.word}: {outcome.verdict.why[0]}", todo=f"see {outcome.report}"
         )
+
+
+def _story(name: str, *, as_json: bool) -> None:
+    """A story, told act by act; with --json only its verdict."""
+    path = stories.find(name)
+    told = stories.tell(path)
+    if as_json:
+        say(json.dumps({"scenario": told.scenario, "world": told.world, "verdict": told.verdict, "why": told.why}))
+    else:
+        say(stories.retold(path).rstrip())
+        say(f"\n{told.scenario}: {told.verdict} ({told.took_s:.1f} s)")
+        for why in told.why:
+            say(f"  {why}")
+    if told.verdict != stories.HELD:
+        raise DrillFailed(f"{told.scenario}: {told.why[0]}", todo=f"see {path}")
+
+
+def _all(folder: Path, *, as_json: bool) -> None:
+    def show(line: suite.Line) -> None:
+        say(suite.as_json(line) if as_json else suite.in_words(line))
+        sys.stdout.flush()
+
+    with _interruptible(), Screen(boottime, sys.stderr, quiet=True) as screen:
+        summary = suite.everything(folder, screen, show)
+    if as_json:
+        say(suite.as_json(summary))
+    else:
+        say(f"{summary.ok} of {summary.scenarios} scenarios are as they must be, in {summary.took_s:.0f} s")
+    if summary.broken:
+        raise DrillFailed(f"not as it must be: {', '.join(summary.broken)}", todo=f"see {folder}")
+
+
+def _list(*, as_json: bool) -> None:
+    rows = [(plan.name, "processes", plan.says) for plan in PLANS.values()]
+    rows += [(name, "pure", stories.read(path).title) for name, path in stories.paths().items()]
+    for name, world, says in rows:
+        text = json.dumps({"scenario": name, "world": world, "says": says})
+        say(text if as_json else f"{name:<32}  {world:<9}  {says}")
+
+
+def say(text: str) -> None:
+    """One line."""
+    sys.stdout.write(text + "\n")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends a drill as Ctrl-C does."""
+    was = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, was)
 
 
 def _tell(outcome: Outcome, *, as_json: bool) -> None:

@@ -36,10 +36,22 @@ class DaemonProcess:
         self.life += 1
         self.marker.unlink(missing_ok=True)
         self.state_dir.mkdir(parents=True, exist_ok=True)
-        config = self.folder / f"daemon-{self.life}.toml"
-        config.write_text(self.configuration())
-        command = [sys.executable, "-m", "powerguard.cli", "run", "-c", str(config), "--really"]
+        self._config.write_text(self.configuration())
+        self.again()
+
+    def again(self) -> None:
+        """The same life goes on in a new process, from its journal."""
+        command = [sys.executable, "-m", "powerguard.cli", "run", "-c", str(self._config), "--really"]
         self._process = self._herd.start(command, self.log, env=environment(self.run_dir))
+
+    @property
+    def _config(self) -> Path:
+        return self.folder / f"daemon-{self.life}.toml"
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 without one."""
+        return 0 if self._process is None else self._process.pid
 
     def stop(self, within_s: float) -> None:
         """The daemon is asked to end, as systemd would."""

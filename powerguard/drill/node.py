@@ -30,8 +30,11 @@ def torchrun(plan: Plan, checkpoints: Path, trace: Path, pace_s: float) -> list[
 class Node:
     """One node in several lives, and beside it the same run that nobody interrupts."""
 
-    def __init__(self, folder: Path, plan: Plan, feed: str) -> None:
+    def __init__(self, folder: Path, plan: Plan, feed: str, undisturbed: Path | None = None) -> None:
+        """*undisturbed*: the trace of the same run, if somebody has trained it already."""
         self.folder, self._plan = folder, plan
+        self.reference = undisturbed or folder / "undisturbed"
+        self._trained_before = undisturbed is not None
         self.checkpoints = folder / "checkpoints"
         self.trace = folder / "trace"
         self._herd, self._other = Herd(), Herd()
@@ -47,10 +50,17 @@ class Node:
         self.ranks = self._herd.start(command, self.ranks_log, env=env)
 
     def train_undisturbed(self) -> None:
-        """The same run in the time that the others leave unused."""
-        command = torchrun(self._plan, self.folder / "undisturbed-checkpoints", self.folder / "undisturbed", 0.0)
+        """The same run in the time that the others leave unused, unless it is known."""
+        if self._trained_before:
+            return
+        command = torchrun(self._plan, self.folder / "undisturbed-checkpoints", self.reference, 0.0)
         env = environment(self.folder / "nobody-there") | _RANKS_ENV
         self.undisturbed = self._other.start(command, self.undisturbed_log, env=env, niceness=5)
+
+    @property
+    def undisturbed_done(self) -> bool:
+        """The undisturbed run is at its end."""
+        return self._trained_before or (self.undisturbed is not None and self.undisturbed.poll() == 0)
 
     def cut(self) -> int:
         """The power is gone: every process at once. How many those were."""
@@ -82,6 +92,18 @@ class Node:
     def pid_of(self, rank: int) -> int:
         """The process of *rank*, from its own trace."""
         return int(last_line(self.trace / f"rank-{rank:05}.jsonl")["pid"])
+
+    def daemon_pid(self) -> int:
+        """The daemon's process."""
+        return self.daemon.pid
+
+    def daemon_again(self) -> None:
+        """As systemd does when the daemon was killed."""
+        self.daemon.again()
+
+    def all_pids(self) -> list[int]:
+        """Every living process of the node, but not the undisturbed run's."""
+        return self._herd.pids()
 
     def steps(self) -> tuple[int, ...]:
         """The last step of each rank, as far as it was written; -1 = none yet."""

@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from powerguard.errors import UsageError
+from powerguard.sim import faults as f
 
 RANKS_MAX = 16
 STEPS_MAX = 100_000
@@ -19,6 +20,22 @@ class MainsBack(str, Enum):
     NEVER = "never"  # not before the battery is flat
     AFTER_SNAPSHOT = "after the snapshot"
     WHILE_PARKED = "while parked"
+
+
+class After(str, Enum):
+    """The moment from which the instant of a fault counts."""
+
+    MAINS_CUT = "mains cut"
+    SNAPSHOT = "snapshot"  # sealed
+    STOP = "stop"  # ordered
+    PARKED = "parked"
+
+
+class Due(Struct, frozen=True):
+    """A fault in a drill: `fault.at` seconds *after* a moment, or when a rank has completed `fault.step`."""
+
+    fault: f.Fault
+    after: After = After.MAINS_CUT
 
 
 class Loads(Struct, frozen=True):
@@ -56,6 +73,8 @@ class Plan(Struct, frozen=True):
     nut: bool = False  # a real upsd and dummy-ups between the simulated UPS and the daemon
     kill_rank: int | None = None
     kill_after_s: float = 1.5  # after the snapshot is sealed
+    faults: tuple[Due, ...] = ()
+    must_be: tuple[str, ...] = ("survived",)  # the verdicts that are right for it
     cut_at_step: int = 15  # the mains fail once all ranks have completed this step
     pace_s: float = 0.2  # a step lasts at least so long, so that a step is a step on any machine
     runtime_s: float = 20.0  # of the battery at the training load
@@ -112,6 +131,29 @@ PLANS = {
             on_battery="park",
             runtime_s=60.0,
             steps=100,
+        ),
+        Plan(
+            "hung-rank",
+            "rank 1 hangs (SIGSTOP) after the snapshot: the node halts in time all the same, the snapshot resumes",
+            faults=(Due(f.RankStopped(at=1.0, rank=1), After.SNAPSHOT),),
+            must_be=("survived with loss",),
+        ),
+        Plan(
+            "full-disk",
+            "rank 0 can't write any more after the snapshot: the node says what isn't durable, the snapshot resumes",
+            faults=(Due(f.DiskFull(at=0.5, rank=0), After.SNAPSHOT),),
+            must_be=("survived with loss",),
+        ),
+        Plan(
+            "killed-daemon",
+            "the daemon is killed in the flush and started again, as systemd does: the same stop, nothing is lost",
+            faults=(Due(f.DaemonKilled(at=0.0, down_s=0.5), After.STOP),),
+        ),
+        Plan(
+            "silent-upsd",
+            "upsd falls silent on battery: blind, ranks stop, all is saved and the node halts",
+            faults=(Due(f.Silent(at=0.5), After.SNAPSHOT),),
+            runtime_s=45.0,
         ),
     )
 }

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
+from powerguard.drill.inject import FaultyUps
 from powerguard.drill.plan import Plan
 from powerguard.drill.supply import Supply, boottime
 from powerguard.sim.battery import SimUps, UpsSpec
@@ -62,8 +63,9 @@ def simulated(runtime_s: float = 60.0, load_pct: float = 70.0, seed: int = 1) ->
 
 
 @contextmanager
-def power(plan: Plan, clock: Callable[[], float]) -> Iterator[tuple[Supply, str]]:
-    """The mains, the UPS and its server, running; with the address that the daemon is to ask.
+def power(plan: Plan, clock: Callable[[], float]) -> Iterator[tuple[Supply, str, FaultyUps | None]]:
+    """The mains, the UPS and its server, running; with the address that the daemon is to ask, and what can be made to
+    lie between them (not with a real upsd).
 
     Raises MissingDependency without NUT where the plan wants it.
     """
@@ -72,13 +74,15 @@ def power(plan: Plan, clock: Callable[[], float]) -> Iterator[tuple[Supply, str]
     spec = replace(spec, firmware=replace(spec.firmware, refresh_s=refresh_s, filter_s=_FILTER_S))
     ups = SimUps(spec, plan.seed, load_pct=plan.loads.training)
     if not plan.nut:
-        with SimUpsd() as upsd, _supply(ups, lambda v: upsd.replace(UPS, v), clock, plan.loads.training) as supply:
-            yield supply, upsd.address(UPS)
+        with SimUpsd() as upsd:
+            said = FaultyUps(UPS, ups, upsd, clock)
+            with _supply(ups, said.publish, clock, plan.loads.training) as supply:
+                yield supply, upsd.address(UPS), said
         return
     with RealNut({UPS: _fit(ups.variables())}) as nut:
         publish = _Sparing(lambda variables: nut.set(UPS, _fit(variables)), clock)
         with _supply(ups, publish, clock, plan.loads.training) as supply:
-            yield supply, nut.address(UPS)
+            yield supply, nut.address(UPS), None
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from powerguard.drill import compare, tale
 from powerguard.drill.daemon import last_words
+from powerguard.drill.inject import Injector, refuse
 from powerguard.drill.node import Node
 from powerguard.drill.plan import MainsBack, Plan
 from powerguard.drill.power import power
@@ -22,7 +23,7 @@ from powerguard.drill.screen import Screen
 from powerguard.drill.supply import Supply
 from powerguard.drill.verdict import SURVIVED, Facts, Verdict, judge
 from powerguard.drill.watch import Watch
-from powerguard.errors import DrillFailed, MissingDependency
+from powerguard.errors import DrillFailed, MissingDependency, UsageError
 from powerguard.generations import latest
 
 _OFF_S = 1.0
@@ -42,6 +43,11 @@ class Outcome(Struct, frozen=True):
     def survived(self) -> bool:
         """Nothing was lost."""
         return self.verdict.word == SURVIVED
+
+    @property
+    def as_it_must(self) -> bool:
+        """The verdict is one that is right for this drill."""
+        return self.verdict.word in self.plan.must_be
 
     def result(self) -> dict[str, str | int | float | bool | None]:
         """The line of `--json`."""
@@ -63,18 +69,26 @@ class Outcome(Struct, frozen=True):
         }
 
 
-def run(plan: Plan, out: Path, screen: Screen, clock: Callable[[], float]) -> Outcome:
-    """The whole drill in the folder *out*. DrillFailed: it could not be carried out (a bad verdict is no failure)."""
+def run(
+    plan: Plan, out: Path, screen: Screen, clock: Callable[[], float], *, undisturbed: Path | None = None
+) -> Outcome:
+    """The whole drill in the folder *out*. DrillFailed: it could not be carried out (a bad verdict is no failure).
+
+    *undisturbed*: the trace that an earlier drill of the same run left of the run that nobody interrupts.
+    """
     for module, extra in _NEEDS:
         if find_spec(module) is None:
             todo = f"pip install 'powerguard[{extra}]'"
             raise MissingDependency(f"a drill needs {module}, which isn't installed", todo=todo)
+    refuse(tuple(due.fault for due in plan.faults))
+    if (out / "checkpoints").exists() or (out / "trace").exists():
+        raise UsageError(f"{out} holds a drill already", todo="name another folder, or remove it")
     adopt_orphans()
     out.mkdir(parents=True, exist_ok=True)
-    with power(plan, clock) as (supply, feed):
-        node = Node(out.resolve(), plan, feed)
+    with power(plan, clock) as (supply, feed, said):
+        node = Node(out.resolve(), plan, feed, undisturbed)
         try:
-            drill = _Drill(Watch(plan, node, supply, screen=screen, clock=clock))
+            drill = _Drill(Watch(plan, node, supply, Injector(node, said, clock), screen=screen, clock=clock))
             drill.start()
             drill.outage()
             drill.afterwards()
@@ -100,7 +114,7 @@ class _Drill:
         self.watch.boot()
         self.node.train()
         self.node.train_undisturbed()
-        self.screen.say(f"torchrun starts {self.plan.ranks} ranks, and beside them the same run undisturbed")
+        self.screen.say(f"torchrun starts {self.plan.ranks} ranks")
         self.watch.wait(self._under_way, self.plan.waits.start_s, "the ranks to train")
 
     def outage(self) -> None:
@@ -138,7 +152,7 @@ class _Drill:
 
     def conclude(self) -> Outcome:
         """Compare, judge, and write the report."""
-        reference = compare.read(self.node.folder / "undisturbed")
+        reference = compare.read(self.node.reference)
         drilled = compare.read(self.node.trace)
         steps = self.plan.total_steps
         compared = compare.compare(reference, drilled, ranks=self.plan.ranks, steps=steps)
@@ -176,7 +190,7 @@ class _Drill:
 
     def _undisturbed_done(self) -> bool:
         self._no_failure(self.node.undisturbed, self.node.undisturbed_log, "the undisturbed run")
-        return self.node.undisturbed is not None and self.node.undisturbed.poll() == 0
+        return self.node.undisturbed_done
 
     @staticmethod
     def _no_failure(process: subprocess.Popen[bytes] | None, log: Path, what: str) -> None:

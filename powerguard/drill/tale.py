@@ -142,6 +142,7 @@ def _marks(known: tuple[Mark, ...], told: Told, facts: Facts) -> tuple[Mark, ...
     optional = (
         (times.mains_back_at, "mains_back", "mains back"),
         (times.killed_at, "killed", f"rank {told.plan.kill_rank} killed"),
+        (times.fault_at, "killed", "the fault begins"),
         (times.halted_at, "halt", "node off"),
         (times.power_cut_at, "power_cut", "battery flat, power cut"),
         (min((life.at for life in _second(told)), default=None), "resumed", f"resumed at step {compared.resumed_step}"),

@@ -9,18 +9,20 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from powerguard.core.messages import SealWritten
+from powerguard.core.messages import Prepare, Purpose, SealWritten
 from powerguard.core.state import State
-from powerguard.core.types import Phase
+from powerguard.core.types import Phase, Send
 from powerguard.drill.curves import need_of, runway_of
 from powerguard.drill.daemon import last_words
+from powerguard.drill.inject import Injector
 from powerguard.drill.marks import Log
 from powerguard.drill.moments import Follower, Moment
 from powerguard.drill.node import Node
-from powerguard.drill.plan import Plan
+from powerguard.drill.plan import After, Due, Plan
 from powerguard.drill.screen import Glance, Screen
 from powerguard.drill.supply import Supply
 from powerguard.errors import DrillFailed
+from powerguard.sim import faults as f
 
 LOOK_S = 0.1
 LAPSE_S = 3.0
@@ -34,6 +36,8 @@ class Times(Struct):
     mains_cut_at: float = 0.0
     mains_back_at: float | None = None
     snapshot_at: float | None = None
+    stop_at: float | None = None
+    fault_at: float | None = None  # the first one was begun
     parked_at: float | None = None
     killed_at: float | None = None
     halted_at: float | None = None
@@ -45,8 +49,19 @@ class Times(Struct):
 class Watch:
     """One pair of eyes. `look` is one glance at everything; the waits look on and on."""
 
-    def __init__(self, plan: Plan, node: Node, supply: Supply, *, screen: Screen, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        node: Node,
+        supply: Supply,
+        injector: Injector,
+        *,
+        screen: Screen,
+        clock: Callable[[], float],
+    ) -> None:
         self.plan, self.node, self.supply, self.screen, self.clock = plan, node, supply, screen, clock
+        self._injector = injector
+        self._waiting = list(plan.faults)
         self.times = Times()
         self.phase = "starting"
         self._state: State | None = None
@@ -96,12 +111,13 @@ class Watch:
     def look(self) -> None:
         """What is new in the journal, the halt, the ranks; the load follows."""
         if self.phase != _OFF:
-            if self.times.halted_at is None:
+            if self.times.halted_at is None and not self._daemon_may_be_down:
                 self.node.daemon.check()
             for moment in self._follower.new():
                 self._note(moment)
             self._note_halt()
             self._kill_if_due()
+            self._faults()
         self.screen.show(self._glance())
         self.supply.load(self._load_pct())
 
@@ -113,6 +129,8 @@ class Watch:
                 self.times.parked_at = tick.at
             if tick.phase is Phase.ONLINE and was not in (Phase.ONLINE.value, "starting"):
                 self.times.online_at = tick.at
+            if self.times.stop_at is None and any(_stops(action) for action in tick.actions):
+                self.times.stop_at = tick.at
             if self.times.snapshot_at is None and self.times.mains_cut_at:
                 sealed = (r.at for r in tick.seen.reports if isinstance(r.message, SealWritten))
                 self.times.snapshot_at = next(sealed, None)
@@ -142,6 +160,32 @@ class Watch:
             self.times.killed_at = self.clock()
             self.screen.say(f"rank {rank} is killed by the drill", "bad")
 
+    def _faults(self) -> None:
+        """Begins each fault of the plan when it is due."""
+        for due in [due for due in self._waiting if self._due(due)]:
+            self._waiting.remove(due)
+            what = self._injector.begin(due.fault)
+            self.times.fault_at = self.times.fault_at or self.clock()
+            self.screen.say(f"FAULT: {what}", "bad")
+        self._injector.look()
+
+    def _due(self, due: Due) -> bool:
+        times, fault = self.times, due.fault
+        if fault.step >= 0:
+            return self.node.steps()[fault.rank] >= fault.step
+        moments = {
+            After.MAINS_CUT: times.mains_cut_at or None,
+            After.SNAPSHOT: times.snapshot_at,
+            After.STOP: times.stop_at,
+            After.PARKED: times.parked_at,
+        }
+        since = moments[due.after]
+        return since is not None and self.clock() >= since + fault.at
+
+    @property
+    def _daemon_may_be_down(self) -> bool:
+        return any(isinstance(due.fault, f.DaemonDown) for due in self.plan.faults)
+
     def _glance(self) -> Glance:
         known = self._state is not None and self.phase != _OFF
         return Glance(
@@ -158,3 +202,8 @@ class Watch:
             return loads.halted
         by_phase = {"flushing": loads.flushing, "parked": loads.parked, "halting": loads.parked}
         return by_phase.get(self.phase, loads.training)
+
+
+def _stops(action: object) -> bool:
+    message = action.message if isinstance(action, Send) else None
+    return isinstance(message, Prepare) and message.purpose is Purpose.STOP
