@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 from collections.abc import Callable
 from datetime import date
 
@@ -17,7 +16,7 @@ import structlog
 from msgspec.structs import replace
 
 from powerguard import __version__
-from powerguard.config import Config, describe_change
+from powerguard.config import Config
 from powerguard.core import lawful
 from powerguard.core.commands import DRY_RUN
 from powerguard.core.decide import decide
@@ -25,32 +24,20 @@ from powerguard.core.messages import Hello, Welcome
 from powerguard.core.poll import poll_wait
 from powerguard.core.state import Decision, State
 from powerguard.core.types import Actions, Announce, Command, Halt, Observation, PageReport, Phase, Send
-from powerguard.errors import ConfigError, InvariantError
+from powerguard.errors import InvariantError
 from powerguard.node.batteries import Batteries, about
+from powerguard.node.change import reloaded
 from powerguard.node.inbox import Wish
 from powerguard.node.leave import going_down, last_resort, may_leave
+from powerguard.node.lessons import calm, learnt
 from powerguard.node.parts import Parts
 from powerguard.node.poweroff import Result
 from powerguard.node.status import Shell, Status, describe
+from powerguard.node.voice import Voice
 from powerguard.node.wake import awake
 
 GREET_S = 1.0
 """A rank that doesn't register anew is asked again after this long."""
-
-ORDERS = ("flush", "park", "resume")
-"""An operator's; somebody waits for the answer."""
-
-_TROUBLES = {
-    "journal": ("journal_failed", "the journal can't be written; decisions go on without it"),
-    "shutdown lock": ("shutdown_lock_failed", "a shutdown of the system wouldn't wait for training"),
-    "shutdown delay": ("shutdown_delay_short", "a shutdown of the system wouldn't wait for a whole flush"),
-    "gpus": ("gpus_failed", "the GPUs' power isn't as it should be"),
-    "learned": ("learned_failed", "what outages teach can't be written, and a restart won't know of it"),
-}
-"""Troubles of this process: the event that is counted, and what people are told."""
-
-_NAMES = {"event": "event_id", "level": "level_", "message": "message_", "always": "always_"}
-"""Facts whose names a log line already uses."""
 
 log = structlog.get_logger()
 
@@ -63,9 +50,9 @@ class Daemon:
         self.reason = ""
         self._started_at = parts.clock()
         self._stopping = False
-        self._troubles: dict[str, str] = {}  # as told
+        self._voice = Voice(parts.teller, lambda event: parts.count(event))  # noqa: PLW0108  (it is given later)
         self._strangers = {(name, rank): 0.0 for name, job in state.jobs.items() for rank in job.members}
-        self.replies: queue.SimpleQueue[Announce] = queue.SimpleQueue()  # to the operator's commands
+        self.replies = self._voice.replies  # to the operator's commands
         self._exit_code: int | None = None
 
     def run(self) -> int:
@@ -110,6 +97,7 @@ class Daemon:
         parts.power.close()
         parts.system.close(going_down=going_down)
         parts.readers.close(logout=not going_down)
+        parts.lines.close()
         parts.bus.close()
         parts.journal.close()
         parts.learned.close()
@@ -146,12 +134,14 @@ class Daemon:
             taken.seen,
             pages=(*taken.seen.pages, *self._pages(now)),
             commands=(*taken.seen.commands, *commands),
+            here=parts.lines.here(),
         )
         decision = self._decide(seen, now)
         before, self.state, self.reason = self.state, decision.state, decision.reason
         self._note(now, before, seen, decision)
         for action in decision.actions:
             self._act(action)
+        self._guarded("speaking with other nodes", lambda: parts.lines.say(self.config.policy, self.state, now))
         self._greet(seen, now)
         if decision.state.phase is not before.phase:
             parts.count(f"phase_{decision.state.phase.value}")
@@ -162,7 +152,8 @@ class Daemon:
         parts.notify.watchdog(f"{decision.state.phase.value}: {decision.reason}")
 
     def _wait_s(self) -> float:
-        wait_s = poll_wait(self.config.policy, self.state, self._parts.clock())
+        now = self._parts.clock()
+        wait_s = min(poll_wait(self.config.policy, self.state, now), self._parts.lines.wait_s(self.state, now))
         watchdog_s = self._parts.notify.watchdog_s
         wait_s = min(wait_s, 0.2) if self._stopping else wait_s
         return wait_s if watchdog_s is None else min(wait_s, watchdog_s / 4)
@@ -201,7 +192,7 @@ class Daemon:
         if isinstance(action, Send):
             self._send(action)
         elif isinstance(action, Announce):
-            self._announce(action)
+            self._voice.announce(action)
         elif isinstance(action, Halt):
             log.warning("powering off", why=action.reason, method=self._parts.power.way.name, always=True)
             self._parts.count("halt")
@@ -233,13 +224,6 @@ class Daemon:
                 state = self.state
                 self._send(Send(*key, Welcome(state.node, state.phase.value, state.seq, hello=True)))
 
-    def _announce(self, news: Announce) -> None:
-        facts = {_NAMES.get(key, key): value for key, value in news.facts.items()}
-        getattr(log, news.level)(news.text, always=True, **facts)
-        if news.facts.get("command") in ORDERS:
-            self.replies.put(news)
-        self._parts.teller.tell(news)
-
     def _halted(self, result: Result) -> tuple[Command, ...]:
         """What became of an attempt to halt; a dry run is told to the core, which then waits for mains."""
         self._parts.journal.done(self._parts.clock(), result.text, done=result.done, real=result.real)
@@ -263,32 +247,22 @@ class Daemon:
 
     def _care(self, now: float) -> None:
         """What isn't deciding: poll rates, threads that ended, the system around us, what is in trouble."""
-        parts, state = self._parts, self.state
-        calm = state.phase is Phase.ONLINE and state.power is not None and state.power.on_battery is False
-        parts.readers.poll(self.config.policy.poll_online_s if calm else self.config.policy.poll_battery_s)
+        parts, state, policy = self._parts, self.state, self.config.policy
+        parts.readers.poll(policy.poll_online_s if calm(state) else policy.poll_battery_s)
         parts.readers.care()
         parts.system.follow(state, now)
-        try:
-            trouble = parts.bus.care()
-        except Exception as err:
-            trouble = str(err)
-        if trouble:
-            log.error("bus is in trouble", why=trouble)
-        self._tell_troubles()
+        for what, care in (("bus", parts.bus.care), ("line to other nodes", parts.lines.care)):
+            try:
+                trouble = care()
+            except Exception as err:
+                trouble = str(err)
+            if trouble:
+                log.error(f"{what} is in trouble", why=trouble)
+        own = {"journal": parts.journal.trouble, "learned": parts.learned.trouble, "peers": parts.lines.trouble(state)}
+        self._voice.troubles({**own, **parts.system.troubles(policy, state)})
 
     def _learn(self, before: State, now: float) -> None:
-        """Takes what has ended for a lesson; what was learned is in force from the next decision on line power on."""
-        parts, state = self._parts, self.state
-        for taught in parts.learned.watch(before, state, now, real=parts.power.way.real):
-            parts.journal.learnt(now, taught.feed, taught.lesson, phi=taught.phi, proven=taught.proven)
-            level = "warning" if taught.lesson.what == "replaced" else "info"
-            self._announce(Announce(level, "a time on battery is over, and was learned from", taught.facts()))
-        calm = state.phase is Phase.ONLINE and state.power is not None and state.power.on_battery is False
-        if calm and parts.learned.stale:
-            new = parts.learned.policy(self.config.policy)
-            if new != self.config.policy:
-                self.config = replace(self.config, policy=new)
-                parts.journal.rules(now, new)
+        self.config = learnt(self._parts, self.config, before, self.state, now=now, announce=self._voice.announce)
 
     def battery_replaced(self, feed: str, day: date) -> None:
         """The operator's word, on their thread; in force from the next decision on line power on."""
@@ -298,20 +272,6 @@ class Daemon:
     def batteries(self) -> Batteries:
         """What is known of each battery, on the thread of whoever asks."""
         return about(self._parts.learned)
-
-    def _tell_troubles(self) -> None:
-        """Each trouble of this process once when it comes, and once when it is over."""
-        parts = self._parts
-        own = {"journal": parts.journal.trouble, "learned": parts.learned.trouble}
-        found = {**own, **parts.system.troubles(self.config.policy, self.state)}
-        for subject, why in found.items():
-            was, self._troubles[subject] = self._troubles.get(subject, ""), why
-            event, text = _TROUBLES[subject]
-            if why and not was:
-                parts.count(event)
-                self._announce(Announce("error", text, {"why": why}))
-            elif was and not why:
-                self._announce(Announce("info", f"over: {text}", {}))
 
     def status(self) -> Status:
         """What is told to whoever asks, on their thread."""
@@ -326,7 +286,7 @@ class Daemon:
             reason=self.reason,
             logins=parts.readers.logins(),
             login_problems=parts.readers.problems(),
-            troubles=tuple(f"{subject}: {why}" for subject, why in self._troubles.copy().items() if why),
+            troubles=self._voice.standing,
             lock_held=parts.system.lock_held,
             shutdown_delay_s=parts.system.delay_s,
             gpus_lowered=parts.system.gpus_lowered,
@@ -341,39 +301,4 @@ class Daemon:
             if not self._may_leave(self._parts.clock()):
                 log.warning("asked to stop while the node goes down: staying logged in to the UPS", always=True)
         elif what == "reload":
-            self._reload()
-
-    def _reload(self) -> None:
-        """Takes the configuration anew; one with mistakes is refused, and the old one stays in force."""
-        parts = self._parts
-        parts.notify.reloading()
-        try:
-            new = parts.reload()
-        except ConfigError as err:
-            log.error("reload refused, the old configuration stays in force", always=True, problems=len(err.problems))
-            for problem in err.problems or (err.message,):
-                log.error("problem", always=True, what=problem)
-        else:
-            self._apply(new)
-        parts.notify.ready(self.reason)
-
-    def _apply(self, new: Config) -> None:
-        parts = self._parts
-        new = parts.learned.applied(new)
-        changes = describe_change(self.config, new)
-        for change in changes:
-            later = change.startswith(("node.", "metrics.", "halt.delay_shutdown")) and not change.startswith(
-                "node.min_supplies"
-            )
-            log.info(
-                "configuration changed", always=True, what=change, **({"takes_effect": "restart"} if later else {})
-            )
-        if not changes:
-            log.info("configuration is unchanged", always=True)
-        self.config = replace(new, node=replace(self.config.node, min_supplies=new.node.min_supplies))
-        parts.journal.rules(parts.clock(), new.policy)
-        parts.readers.apply(new.ups)
-        parts.teller.command = new.notify.command
-        parts.system.apply(new)
-        if not parts.power.ordered:
-            parts.power.way = parts.way(new)
+            self.config = reloaded(self._parts, self.config, self.reason)

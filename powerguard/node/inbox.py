@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import queue
+import threading
 from collections import deque
 
 from msgspec import Struct
 
+from powerguard.core.between import PeerReport
 from powerguard.core.messages import Beat
 from powerguard.core.types import Command, LoadStep, Observation, PageReport, RankReport, Sample
 from powerguard.node.inhibit import Shutdown
@@ -25,7 +27,7 @@ class Wish(Struct, frozen=True):
     what: str = ""
 
 
-Item = Sample | RankReport | PageReport | Command | LoadStep | Result | Shutdown | Wish
+Item = Sample | RankReport | PeerReport | PageReport | Command | LoadStep | Result | Shutdown | Wish
 
 
 class Taken(Struct, frozen=True):
@@ -41,6 +43,7 @@ class Inbox:
     """`put` may be called from any thread and from a signal handler; `drain` by the loop alone.
 
     A beat doesn't wake the loop: with eight ranks there are eight a second, and they can wait for the next tick.
+    Of another node's words about a job only the newest is held: each says everything.
     """
 
     def __init__(self) -> None:
@@ -48,12 +51,20 @@ class Inbox:
         self._items: queue.SimpleQueue[tuple[int, Item]] = queue.SimpleQueue()
         self._beats: deque[tuple[int, Item]] = deque(maxlen=HELD_MAX)
         self._count = itertools.count()
+        self._lock = threading.Lock()  # guards _words
+        self._words: dict[tuple[str, str, type], PeerReport] = {}
 
     def put(self, item: Item) -> None:
         """Takes *item* in. Never waits."""
         numbered = (next(self._count), item)
         if isinstance(item, RankReport) and isinstance(item.message, Beat):
             self._beats.append(numbered)
+        elif isinstance(item, PeerReport):
+            key = (item.node, item.message.job, type(item.message))
+            with self._lock:
+                if key not in self._words:
+                    self._items.put(numbered)
+                self._words[key] = item
         elif self._items.qsize() < HELD_MAX or isinstance(item, Wish | Result | Command | Shutdown | LoadStep):
             self._items.put(numbered)
         else:
@@ -71,6 +82,8 @@ class Inbox:
         got += [self._beats.popleft() for _ in range(min(TAKE_MAX, len(self._beats)))]
         got.sort(key=lambda numbered: numbered[0])
         items = [item for _, item in got]
+        with self._lock:
+            words, self._words = self._words, {}
         return Taken(
             Observation(
                 samples=tuple(i for i in items if isinstance(i, Sample)),
@@ -78,6 +91,7 @@ class Inbox:
                 pages=tuple(i for i in items if isinstance(i, PageReport)),
                 commands=tuple(i for i in items if isinstance(i, Command)),
                 loads=tuple(i for i in items if isinstance(i, LoadStep)),
+                peers=tuple(words.values()),
             ),
             results=tuple(i for i in items if isinstance(i, Result)),
             shutdowns=tuple(i for i in items if isinstance(i, Shutdown)),

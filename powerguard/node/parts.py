@@ -13,6 +13,7 @@ from powerguard.journal import Journal
 from powerguard.node.halt_ways import Way
 from powerguard.node.inbox import Inbox
 from powerguard.node.learned import Learned
+from powerguard.node.lines import Lines
 from powerguard.node.poweroff import Poweroff
 from powerguard.node.readers import Readers
 from powerguard.node.sd_notify import Notifier
@@ -55,9 +56,10 @@ class Parts:
         count: Callable[[str], object] = lambda _event: None,
         system: System | None = None,
         learned: Learned | None = None,
+        lines: Lines | None = None,
         pid1: Callable[[], str] = lambda: Path("/proc/1/comm").read_text().strip(),
     ) -> None:
         self.clock, self.inbox, self.readers, self.bus, self.journal = clock, inbox, readers, bus, journal
         self.notify, self.teller, self.power, self.system = notify, teller, power, system or System()
         self.reload, self.way, self.count, self.pid1 = reload, way, count, pid1
-        self.learned = learned or Learned()
+        self.learned, self.lines = learned or Learned(), lines or Lines()

@@ -18,11 +18,12 @@ from powerguard.node import clock, halt_ways, logs, memory, shed, tls
 from powerguard.node.ask import CONTROL_SOCKET, Answer, Ask, Control
 from powerguard.node.batteries import put_in, replaced_words, which
 from powerguard.node.bus import RANKS_SOCKET, Bus
-from powerguard.node.daemon import ORDERS, Daemon
+from powerguard.node.daemon import Daemon
 from powerguard.node.halt_ways import HALT_FILE, Way
 from powerguard.node.inbox import Inbox, Wish
 from powerguard.node.inhibit import Inhibitor
 from powerguard.node.learned import LEARNED_FILE, Learned
+from powerguard.node.lines import opened as lines_opened
 from powerguard.node.metrics import Metrics
 from powerguard.node.parts import Parts
 from powerguard.node.poweroff import Poweroff
@@ -33,6 +34,7 @@ from powerguard.node.system import System
 from powerguard.node.tell import Teller
 from powerguard.node.ups import UpsReader
 from powerguard.node.ups_line import UpsAddress
+from powerguard.node.voice import ORDERS
 from powerguard.node.wake import remembered
 
 REPLY_S = 3.0
@@ -60,6 +62,8 @@ def serve(path: Path, *, really: bool, json_logs: bool) -> int:
         group=config.node.socket_group,
         control=control,
     )
+    lines = lines_opened(config, put=inbox.put, clock=clock.now)
+    state = msgspec.structs.replace(state, addresses=lines.addresses)
     parts = Parts(
         clock=clock.now,
         inbox=inbox,
@@ -73,6 +77,7 @@ def serve(path: Path, *, really: bool, json_logs: bool) -> int:
         way=lambda new: _way(new, really=really),
         system=System(_inhibitor(config, inbox, really=really), lambda shed: _shedder(shed, boot, inbox)),
         learned=Learned(Path(config.node.state_dir) / LEARNED_FILE, boot=boot),
+        lines=lines,
     )
     daemon = service.daemon = Daemon(config, state, parts, halt_done=folded.halt_done)
     metrics = _metrics(config, daemon)
