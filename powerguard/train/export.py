@@ -20,6 +20,7 @@ from powerguard.generations.names import generation_name
 from powerguard.generations.scan import Generation, look
 from powerguard.generations.seal import seal_if_whole
 from powerguard.generations.verify import verify
+from powerguard.train import quantized
 from powerguard.train.blobs import Blob
 from powerguard.train.flush import Flusher
 from powerguard.train.layout import plan
@@ -47,6 +48,8 @@ def export(
         words = "; ".join(map(str, problems[:3] or generation.problems[:3]))
         raise CheckpointError(f"{generation.name} can't be exported: {words}")
     portable = read_portable(generation, optimizer_names=optimizer_names)
+    if to != "torch":
+        portable.state = plain(portable.state)
     state = {**portable.state, "powerguard": {"step": portable.step, "unit": portable.unit}}
     try:
         if to == "dcp":
@@ -90,7 +93,7 @@ def _assembled(value: Any) -> Any:
     if isinstance(value, Sharded):
         return value.assemble()
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        return value if value.is_quantized else value.clone()  # those were copied already
     if isinstance(value, dict):
         return {key: _assembled(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -116,6 +119,18 @@ def _to_safetensors(state: dict[str, Any], place: Path) -> None:
     finally:
         aside.unlink(missing_ok=True)
     fsync_path(DISK, place.parent)
+
+
+def plain(value: Any) -> Any:
+    """*value* with each quantised tensor as a dict of its integers and what they mean: other formats know none."""
+    if isinstance(value, torch.Tensor) and value.is_quantized:
+        _, facts = quantized.describe(value, "it")
+        return {"values": quantized.integers(value), **quantized.numbers(facts)}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(item) for item in value)
+    return value
 
 
 def _flat(path: str, value: Any) -> list[tuple[str, torch.Tensor | Sharded]]:

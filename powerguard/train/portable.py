@@ -19,7 +19,7 @@ from powerguard.errors import CheckpointError
 from powerguard.generations.names import SHARD, rank_name
 from powerguard.generations.scan import Generation
 from powerguard.generations.values import decode
-from powerguard.train import rng
+from powerguard.train import quantized, rng
 from powerguard.train.dtypes import dtype_of
 from powerguard.train.layout import Entry
 from powerguard.train.load import read_entries, read_record
@@ -114,6 +114,8 @@ class _Rank:
             local = self.tensor(payload["local"])
             parts = {tuple(payload["offset"]): local} if local.numel() else {}
             return Sharded(torch.Size(payload["shape"]), local.dtype, parts)
+        if kind == "quantized":
+            return self.quantized(payload)
         if kind == "stateful":
             return self.stateful(payload)
         if kind in _VALUES:
@@ -142,6 +144,13 @@ class _Rank:
         view = torch.empty(0, dtype=dtype)
         view.set_(memory.untyped_storage(), start // dtype.itemsize, shape, stride)
         return view
+
+    def quantized(self, payload: dict[str, Any]) -> torch.Tensor:
+        """Copied: a quantised tensor can't lie in mapped memory."""
+        values = payload["values"]
+        made = quantized.empty(payload, values["dtype"], values["shape"], torch.device("cpu"))
+        quantized.integers(made).copy_(self.tensor(values))
+        return made
 
     def numpy(self, kind: str, payload: Any) -> Any:
         import numpy as np

@@ -18,6 +18,7 @@ import torch
 
 from powerguard.errors import CheckpointError, StateError
 from powerguard.generations.values import Node, decode, join
+from powerguard.train import quantized
 from powerguard.train.dtypes import dtype_of
 from powerguard.train.layout import Entry
 from powerguard.train.objects import check_keys, load_object, sharded_template, wrapped_names
@@ -105,6 +106,17 @@ class Restore:
         target.setstate(self.plan(payload, None, path))
         return target
 
+    def quantized(self, payload: dict[str, Any], current: object, path: str) -> object:
+        """A quantised tensor; its scales are its own, so one that stands there gets values and scales together."""
+        values = payload["values"]
+        device = current.device if isinstance(current, torch.Tensor) else torch.device("cpu")
+        made = quantized.empty(payload, values["dtype"], values["shape"], device)
+        self.tensors.tensor(values, quantized.integers(made), path)
+        if not isinstance(current, torch.Tensor) or not quantized.alike(current, made):
+            return made
+        self._calls.append(lambda: current.copy_(made))
+        return current
+
     def array(self, payload: dict[str, Any], current: object, path: str) -> object:
         """A numpy array."""
         import numpy as np
@@ -166,6 +178,7 @@ _SPECIAL: dict[str, Callable[[Restore, Any, Any, str], Any]] = {
     "torch.Size": lambda _restore, payload, _current, _path: torch.Size(payload),
     "torch.device": lambda _restore, payload, _current, _path: torch.device(payload),
     "torch.Generator": Restore.generator,
+    "quantized": Restore.quantized,
     "random.Random": Restore.python_random,
     "numpy.ndarray": Restore.array,
     "numpy.scalar": Restore.scalar,

@@ -19,6 +19,7 @@ from msgspec import Raw
 
 from powerguard.errors import StateError
 from powerguard.generations.values import Node, encode
+from powerguard.train import quantized
 from powerguard.train.blobs import Blob, Found, pack
 from powerguard.train.dtypes import dtype_name
 from powerguard.train.sharded import describe_dtensor, is_dtensor
@@ -107,6 +108,9 @@ class _Walk:
         if is_dtensor(value):
             local, facts = describe_dtensor(value, path)
             return {"dtensor": {**facts, "local": self.tensor(local, path)["tensor"]}}
+        if value.is_quantized and type(value) in _PLAIN_TENSORS:
+            plain, facts = quantized.describe(value.detach(), path)
+            return {"quantized": {**facts, "values": self.tensor(plain, path)["tensor"]}}
         refusal = _refusal(value)
         if refusal:
             raise StateError(f"{path} is {refusal}", todo="save what it is made of as plain tensors")
@@ -166,10 +170,8 @@ class _Walk:
 
 def _refusal(value: torch.Tensor) -> str:
     """Why *value* can't be kept as bytes; "" if it can."""
-    if value.is_quantized:
-        return "a quantized tensor"
     if value.layout != torch.strided:
-        return f"a tensor of layout {value.layout}"
+        return f"a sparse tensor ({value.layout}): its indices and values are tensors of their own"
     if value.device.type == "meta":
         return "on the meta device and has no values"
     if type(value) not in _PLAIN_TENSORS:

@@ -170,12 +170,12 @@ def test_conjugated_and_negated_views(flusher, save):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.qint8),
+        lambda: torch.quantize_per_channel(torch.randn(2, 4), torch.ones(2), torch.zeros(2), 0, torch.quint4x2),
         lambda: torch.randn(3, 3).to_sparse(),
         lambda: torch.empty(3, device="meta"),
         torch.nn.UninitializedParameter,
     ],
-    ids=["quantized", "sparse", "meta", "uninitialized"],
+    ids=["packed", "sparse", "meta", "uninitialized"],
 )
 def test_tensors_without_plain_bytes_are_refused_by_name(flusher, make):
     """What can't be kept exactly is refused when the state is prepared, naming the path."""
@@ -183,6 +183,87 @@ def test_tensors_without_plain_bytes_are_refused_by_name(flusher, make):
 
     with pytest.raises(StateError, match=r"model\.layer"):
         flusher().prepare({"model": {"layer": make()}}, prove=False)
+
+
+def quantised() -> list[Any]:
+    """One of each scheme and integer."""
+    value = torch.randn(3, 4)
+    scales, zeros = torch.tensor([0.1, 0.25, 0.3]), torch.tensor([0, 1, -2])
+    return [
+        torch.quantize_per_tensor(value, 0.1, 2, torch.qint8),
+        torch.quantize_per_tensor(value, 1e-3, 128, torch.quint8).t(),
+        torch.quantize_per_channel(value, scales, zeros, 0, torch.qint32),
+        torch.quantize_per_channel(value, scales, zeros + 0.5, 0, torch.quint8),
+        torch.quantize_per_tensor(torch.tensor(0.5), 0.1, 0, torch.qint8),
+        torch.quantize_per_tensor(torch.empty(0, 3), 0.1, 0, torch.qint8),
+    ]
+
+
+def same_quantised(one: Any, other: Any) -> bool:
+    """Integers, scheme, scales and zero points to the bit."""
+    if (
+        one.dtype != other.dtype
+        or one.qscheme() != other.qscheme()
+        or not torch.equal(one.int_repr(), other.int_repr())
+    ):
+        return False
+    if one.qscheme() == torch.per_tensor_affine:
+        return (one.q_scale(), one.q_zero_point()) == (other.q_scale(), other.q_zero_point())
+    return (
+        one.q_per_channel_axis() == other.q_per_channel_axis()
+        and torch.equal(one.q_per_channel_scales(), other.q_per_channel_scales())
+        and torch.equal(one.q_per_channel_zero_points(), other.q_per_channel_zero_points())
+    )
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantised_tensors_come_back_with_their_scales(flusher, save):
+    """Every scheme, made anew and over tensors that have other scales; who holds those sees the loaded ones."""
+    state = {"q": quantised(), "tied": None}
+    state["tied"] = [state["q"][0], state["q"][0]]
+    f = flusher()
+    generation = save(f, state, 1)
+    assert all(map(same_quantised, load_anew(f, generation, state)["q"], state["q"]))
+    there = {"q": [torch.quantize_per_tensor(torch.zeros(3, 4), 7.0, 5, torch.qint8)], "tied": None}
+    there["q"] += quantised()[1:]
+    held = there["q"][0]
+    values = f.load(generation, there).values
+    assert all(map(same_quantised, values["q"], state["q"]))
+    assert values["q"][0] is held
+    assert held.q_scale() == 0.1
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.slow
+def test_a_quantised_model_comes_back_and_is_exported(flusher, save, tmp_path):
+    """A torch.ao module answers alike after a load into a fresh one; torch gets its tensors, others their integers."""
+    from safetensors.torch import load_file
+
+    from powerguard.train.export import export
+
+    torch.manual_seed(0)
+    layer = torch.ao.nn.quantized.Linear(8, 3)
+    layer.set_weight_bias(torch.quantize_per_tensor(torch.randn(3, 8), 0.02, 0, torch.qint8), torch.randn(3))
+    layer.scale, layer.zero_point = 0.5, 3
+    x = torch.quantize_per_tensor(torch.randn(2, 8), 0.1, 0, torch.quint8)
+    f = flusher()
+    generation = save(f, {"model": layer, "extra": quantised()}, 1)
+    fresh = torch.ao.nn.quantized.Linear(8, 3)
+    f.load(generation, {"model": fresh, "extra": None})
+    assert same_quantised(fresh(x), layer(x))
+    export(generation, tmp_path / "x.pt", "torch")
+    exported = torch.load(tmp_path / "x.pt", weights_only=True)
+    assert all(map(same_quantised, exported["extra"], quantised_like(f, generation)))
+    export(generation, tmp_path / "x.safetensors", "safetensors")
+    found = load_file(tmp_path / "x.safetensors")
+    assert torch.equal(found["extra.0.values"], exported["extra"][0].int_repr())
+    assert found["extra.0.scales"].tolist() == [0.1]
+    export(generation, tmp_path / "x.dcp", "dcp")
+
+
+def quantised_like(flusher: Any, generation: Any) -> list[Any]:
+    layer = torch.ao.nn.quantized.Linear(8, 3)
+    return flusher.load(generation, {"model": layer, "extra": None}).values["extra"]
 
 
 def test_custom_objects_are_refused_unless_pickling_is_allowed(flusher, save):
