@@ -39,20 +39,18 @@ def _look(name: str, value: object) -> list[str]:
     dataset: Any = value.dataset
     if isinstance(dataset, IterableDataset) and not is_stateful(dataset):
         warnings.append(
-            "its dataset is iterable and has no state_dict: a restart reads it again up to the position, which is slow, "
-            "and exact only if the dataset yields the same each time"
+            "its dataset is iterable and has no state_dict: a restart reads it again up to the position, which is "
+            "slow, and exact only if the dataset yields the same each time"
         )
     sampler = getattr(value, "sampler", None)
     shuffled = sampler is not None and not isinstance(dataset, IterableDataset)
     if shuffled and not _exact_sampler(sampler) and not is_stateful(value.batch_sampler):
         warnings.append(
-            f"its sampler, {type(sampler).__name__}, has no state_dict: a restart draws the order anew and skips to the "
-            "position, which is exact only if the sampler gives the same order again (a seed and an epoch of its own)"
+            f"its sampler, {type(sampler).__name__}, has no state_dict: a restart draws the order anew and skips to "
+            "the position, which is exact only if the sampler gives the same order again (by its seed and epoch)"
         )
     if value.num_workers > 0:
-        warnings.append(
-            "random numbers that the dataset draws inside its workers aren't restored: torchdata keeps no such"
-        )
+        warnings.append("random numbers that the dataset draws inside its workers aren't restored")
     return warnings
 
 

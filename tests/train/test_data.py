@@ -97,10 +97,10 @@ def test_workers_read_on_at_the_next_batch(tmp_path):
         run = Run(tmp_path, make("workers"))
         run.train(until)
         run.guard.close()
-        seen += [batch for _, batch, _ in run.seen]
+        seen += [number for _, batch, _ in run.seen for number in batch]
 
-    assert sorted(sum(seen[:6], [])) == DATA.tensors[0].tolist()
-    assert sorted(sum(seen[6:], [])) == DATA.tensors[0].tolist()
+    assert sorted(seen[:12]) == DATA.tensors[0].tolist()
+    assert sorted(seen[12:]) == DATA.tensors[0].tolist()
 
 
 class Endless(IterableDataset):

@@ -1,0 +1,131 @@
+"""Accelerate: a helper for loops that use an `Accelerator`.
+
+::
+
+    guard = guarded(accelerator, "checkpoints", loader=loader)       # after accelerator.prepare(...)
+    done = guard.resume()                                            # optimizer steps
+    for epoch in range(done // steps_per_epoch, epochs):
+        for batch in loader:                                         # goes on in the middle of the first epoch
+            with accelerator.accumulate(model):
+                ...
+                optimizer.step(); scheduler.step(); optimizer.zero_grad()
+            guard.boundary()                                         # counts, and knows accumulation by itself
+
+Where the node halts, `boundary` raises `Halted`, which ends the process with code 75. Saved is
+all that was prepared (models, optimizers, schedules, the gradient scaler) and registered for checkpointing. Models may
+be sharded by FSDP2; the older FSDP and DeepSpeed are refused, since they gather by collectives (for DeepSpeed there is
+`powerguard.integrations.deepspeed`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from powerguard.errors import StateError
+from powerguard.integrations.halted import Halted
+from powerguard.train.guard import Guard, attach
+from powerguard.train.log import Log
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+REFUSED = ("DEEPSPEED", "MEGATRON_LM", "XLA")
+
+
+class AcceleratedGuard:
+    """`powerguard.attach` for an Accelerator; *guard* is the hook itself."""
+
+    def __init__(self, accelerator: Accelerator, guard: Guard, place: dict[str, int]) -> None:
+        self.accelerator, self.guard, self._place = accelerator, guard, place
+
+    def resume(self) -> int:
+        """Loads the newest generation; the number of optimizer steps done."""
+        self.guard.resume()
+        return self._place["step"]
+
+    def boundary(self) -> None:
+        """After a batch: nothing unless it completed an optimizer step. Raises Halted where the node halts.
+
+        A step that a gradient scaler skipped counts: all ranks skip it together.
+        """
+        if not self.accelerator.sync_gradients:
+            return
+        self._place["step"] += 1
+        verdict = self.guard.boundary(self._place["step"])
+        if verdict:
+            self.guard.close(verdict.reason)
+            raise Halted(verdict, self._place["step"])
+
+    def close(self) -> None:
+        """See `Guard.close`."""
+        self.guard.close()
+
+
+def guarded(
+    accelerator: Accelerator, directory: str | Path, *, loader: object = None, **options: Any
+) -> AcceleratedGuard:
+    """Guards what *accelerator* has prepared; *loader* is what tells the data's position.
+
+    Give the loader that prepare() returned: with `DataLoaderConfiguration(use_stateful_dataloader=True)` it tells its
+    position. *options* are those of `powerguard.attach`. Raises StateError for what can't be saved without collectives.
+    """
+    kind = accelerator.distributed_type.name
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if kind in REFUSED or (kind == "FSDP" and getattr(plugin, "fsdp_version", 1) != 2):
+        raise StateError(
+            f"Accelerate's {kind} gathers the model by collectives, which an emergency has no time for",
+            todo="use FSDP2 (fsdp_version: 2), DDP, or powerguard.integrations.deepspeed",
+        )
+    place = {"step": 0}
+    state: dict[str, object] = {"place": place}
+    named = {
+        "model": accelerator._models,
+        "optimizer": accelerator._optimizers,
+        "scheduler": accelerator._schedulers,
+        "registered": accelerator._custom_objects,
+    }
+    for name, objects in named.items():
+        state |= {name if i == 0 else f"{name}-{i}": one for i, one in enumerate(objects)}
+    if accelerator.scaler is not None:
+        state["scaler"] = accelerator.scaler
+    if loader is not None:
+        state["loader"] = _telling(loader)
+    return AcceleratedGuard(accelerator, attach(state, directory, **options), place)
+
+
+class _Position:
+    """Where a prepared loader is: in the epoch, and in which."""
+
+    def __init__(self, loader: Any) -> None:
+        import torch
+
+        self._loader, base = loader, loader.base_dataloader
+        if base.generator is None:  # see powerguard.train.data: its seeds are not to come from the global numbers
+            base.generator = torch.Generator().manual_seed(torch.initial_seed() % 2**63)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loader": self._loader.state_dict(), "iteration": self._loader.iteration}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """After an epoch's last batch the next one begins: Accelerate itself would begin the same epoch again."""
+        finished = bool(state["loader"].get("_iterator_finished"))
+        self._loader.iteration = state["iteration"] + finished
+        self._loader.load_state_dict({} if finished else state["loader"])
+
+
+def _telling(loader: Any) -> object:
+    """What of *loader* tells its position; raises StateError where nothing does."""
+    if getattr(loader, "use_stateful_dataloader", False):
+        from torch.utils.data import RandomSampler
+
+        if type(getattr(loader.batch_sampler, "sampler", None)) is RandomSampler:
+            text = "the order is drawn from the global random numbers; use DataLoaderConfiguration(use_seedable_sampler=True)"
+            Log().warning(f"a restart shuffles anew: {text}", position="not exact")
+        return _Position(loader)
+    if not hasattr(loader, "base_dataloader"):
+        return loader
+    raise StateError(
+        "this loader can't tell its position: after a restart its epoch would begin anew",
+        todo="Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))",
+    )

@@ -1,0 +1,152 @@
+"""Hugging Face `Trainer`: a callback.
+
+::
+
+    guard = PowerguardCallback("checkpoints")
+    trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[guard])
+    trainer.train(resume_from_checkpoint=guard.resume(trainer))
+
+The boundary is `on_step_end`, where optimizer, schedule and `global_step` have moved: never inside an accumulation.
+Coming back, the generation is turned into a checkpoint as the Trainer writes them, so that it restores by itself what
+only it knows (the position in the epoch, the callbacks' states); that folder is deleted after the first step.
+
+For one process and for DDP. A model that the Trainer shards itself (FSDP, DeepSpeed) is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers.trainer_callback import ExportableState, TrainerCallback, TrainerState
+from transformers.trainer_callback import TrainerControl as Control
+from transformers.training_args import TrainingArguments as Args
+
+from powerguard.errors import StateError, UsageError
+from powerguard.integrations.boxes import Found, newest
+from powerguard.integrations.halted import Halted
+from powerguard.train import rng
+from powerguard.train.guard import Guard, attach
+
+if TYPE_CHECKING:
+    from transformers.trainer import Trainer
+
+RESUMING = ".resume-hf"
+"""The folder, inside the checkpoint directory, of what the Trainer resumes from; one of each rank's own in it."""
+
+
+class PowerguardCallback(TrainerCallback):  # type: ignore[misc]  # transformers is typed where it is installed
+    """Guards a Trainer's run with checkpoints in *directory*; *options* are those of `powerguard.attach`."""
+
+    def __init__(self, directory: str | Path, **options: Any) -> None:
+        self.directory = Path(directory)
+        self.options = options
+        self.guard: Guard | None = None
+        self._trainer: Trainer | None = None
+        self._resuming: Path | None = None
+        self._random: dict[str, Any] | None = None
+
+    def resume(self, trainer: Trainer) -> str | None:
+        """What to give to `train(resume_from_checkpoint=...)`; None where there is nothing to go on from.
+
+        Raises CheckpointError where all generations are damaged.
+        """
+        self._trainer = trainer
+        found = newest(self.directory, objects=("model", "optimizer", "scheduler", "trainer"))
+        if found is None:
+            return None
+        rank = trainer.args.process_index
+        self._resuming = self.directory / RESUMING / f"rank-{rank:05d}" / f"checkpoint-{found.step}"
+        write_checkpoint(found, self._resuming, rank=rank, world_size=trainer.args.world_size)
+        return str(self._resuming)
+
+    # ---- what the Trainer calls ----------------------------------------------------------------------
+
+    def on_train_begin(self, args: Args, state: TrainerState, control: Control, **kwargs: Any) -> None:
+        """The optimizer and the schedule exist now, and are as they were."""
+        if getattr(args, "enable_jit_checkpoint", False):
+            raise UsageError(
+                "enable_jit_checkpoint saves on a signal without agreement between ranks, and stops the run after it",
+                todo="turn it off: powerguard saves at one step on all ranks",
+            )
+        model, optimizer, scheduler = kwargs["model"], kwargs["optimizer"], kwargs["lr_scheduler"]
+        if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
+            raise StateError(
+                "this Trainer shards the model (FSDP or DeepSpeed), and gathering it needs all ranks",
+                todo="use powerguard.integrations.accelerate or .deepspeed in a loop of your own",
+            )
+        others = self._trainer.callback_handler.callbacks if self._trainer is not None else []
+        mine = _TrainerState(state, [*others, control])
+        told = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "trainer": mine}
+        self.guard = attach(told, self.directory, **self.options)
+
+    def on_step_end(self, args: Args, state: TrainerState, control: Control, **kwargs: Any) -> None:
+        """An optimizer step is complete."""
+        assert self.guard is not None
+        verdict = self.guard.boundary(state.global_step)
+        if verdict:
+            self.guard.close(verdict.reason)
+            raise Halted(verdict, state.global_step)
+        if self._resuming is not None:
+            shutil.rmtree(self._resuming.parent, ignore_errors=True)
+            self._resuming = None
+        # An evaluation draws a random number, and a run that is resumed after this step won't repeat it.
+        self._random = rng.capture() if control.should_evaluate else None
+
+    def on_evaluate(self, args: Args, state: TrainerState, control: Control, **kwargs: Any) -> None:
+        """Training draws the same random numbers with an evaluation as without."""
+        if self._random is not None:
+            rng.restore(self._random)
+            self._random = None
+
+    def on_train_end(self, args: Args, state: TrainerState, control: Control, **kwargs: Any) -> None:
+        """Training is over."""
+        if self.guard is not None:
+            self.guard.close("finished")
+
+
+class _TrainerState:
+    """The Trainer's own state, as in its trainer_state.json."""
+
+    def __init__(self, state: TrainerState, parts: list[Any]) -> None:
+        self._state, self._parts = state, [part for part in parts if isinstance(part, ExportableState)]
+
+    def state_dict(self) -> dict[str, str]:
+        state = copy.copy(self._state)
+        told: dict[str, list[Any]] = {}
+        for part in self._parts:
+            told.setdefault(type(part).__name__, []).append(part.state())
+        state.stateful_callbacks = {name: each[0] if len(each) == 1 else each for name, each in told.items()}
+        return {"json": json.dumps(dataclasses.asdict(state), sort_keys=True)}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        raise StateError(
+            "a Trainer's run isn't resumed in place", todo="train(resume_from_checkpoint=guard.resume(trainer))"
+        )
+
+
+def write_checkpoint(found: Found, folder: Path, *, rank: int = 0, world_size: int = 1) -> None:
+    """*found* as the Trainer writes a checkpoint into *folder*; what was there is replaced."""
+    import torch
+
+    shutil.rmtree(folder.parent, ignore_errors=True)
+    folder.mkdir(parents=True)
+    torch.save(found.values["model"], folder / "pytorch_model.bin")
+    torch.save(found.values["optimizer"], folder / "optimizer.pt")
+    torch.save(found.values["scheduler"], folder / "scheduler.pt")
+    states: dict[str, Any] = {"python": found.random["python"], "cpu": found.random["torch"]}
+    numpy = found.random.get("numpy")
+    if numpy is not None:
+        states["numpy"] = (
+            numpy["bit_generator"], numpy["state"]["key"], numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"],
+        )  # fmt: skip
+    if "cuda" in found.random:
+        cuda = found.random["cuda"]
+        states["cuda"] = cuda if world_size > 1 else cuda[torch.cuda.current_device()]
+    name = f"rng_state_{rank}.pth" if world_size > 1 else "rng_state.pth"
+    torch.save(states, folder / name)
+    (folder / "trainer_state.json").write_text(found.values["trainer"]["json"])

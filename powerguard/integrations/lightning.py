@@ -1,0 +1,176 @@
+"""Lightning: a callback.
+
+::
+
+    guard = PowerguardCallback("checkpoints")
+    trainer = Trainer(callbacks=[guard], plugins=[SLURMEnvironment(auto_requeue=False)])   # under Slurm
+    trainer.fit(model, loader, ckpt_path=guard.resume())
+
+The boundary is `on_train_batch_end` where `global_step` has moved: Lightning calls it for every micro-batch. Coming
+back, the generation is turned into a checkpoint as Lightning writes them, so that it restores its loops and callbacks
+by itself; that file is deleted when training begins. Random numbers, which Lightning doesn't keep, are set here.
+
+For strategies where each rank holds the whole model (one device, DDP). Others are refused: they gather by collectives.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from powerguard.errors import StateError, UsageError
+from powerguard.integrations.boxes import Found, newest
+from powerguard.integrations.halted import Halted
+from powerguard.train import rng
+from powerguard.train.guard import Guard, attach
+from powerguard.train.identity import find_identity
+from powerguard.train.log import Log
+
+try:
+    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.plugins.environments import SLURMEnvironment
+    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+except ImportError:  # the same, under its older name
+    from pytorch_lightning.callbacks import Callback
+    from pytorch_lightning.plugins.environments import SLURMEnvironment
+    from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+RESUMING = ".resume-lightning"
+"""The folder, inside the checkpoint directory, of what Lightning resumes from; one file of each rank in it."""
+
+_OURS = ("state_dict", "optimizer_states")
+"""Of Lightning's checkpoint: what stands in a generation as a model and optimizers."""
+
+
+class PowerguardCallback(Callback):  # type: ignore[misc]  # lightning is typed where it is installed
+    """Guards a run with checkpoints in *directory*; *options* are those of `powerguard.attach`."""
+
+    def __init__(self, directory: str | Path, **options: Any) -> None:
+        self.directory = Path(directory)
+        self.options = options
+        self.guard: Guard | None = None
+        self._found: Found | None = None
+        self._resuming: Path | None = None
+        self._step = -1
+        self._random: dict[str, Any] | None = None
+
+    def resume(self) -> str | None:
+        """What to give to `fit(ckpt_path=...)`; None where there is nothing to go on from.
+
+        Ranks that Lightning's own launcher starts call it in their script, like everything else. Raises CheckpointError
+        where all generations are damaged.
+        """
+        import os
+
+        import torch
+
+        me = find_identity(os.environ, job="resume")
+        self._found = newest(self.directory, objects=("model", "lightning"), groups=("optimizers",))
+        if self._found is None:
+            return None
+        self._resuming = self.directory / RESUMING / f"rank-{me.rank:05d}" / f"step-{self._found.step}.ckpt"
+        shutil.rmtree(self._resuming.parent, ignore_errors=True)
+        self._resuming.parent.mkdir(parents=True)
+        torch.save(checkpoint(self._found), self._resuming)
+        return str(self._resuming)
+
+    # ---- what Lightning calls ------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Everything is loaded, and the first iterator over the data is made."""
+        _refuse(trainer)
+        for name, loader in _loaders(trainer):
+            if not callable(getattr(loader, "state_dict", None)):
+                text = "Lightning begins its epoch anew after a restart; use torchdata's StatefulDataLoader"
+                Log().warning(f"{name} can't tell its position: {text}", position="not exact")
+        told = {
+            "model": pl_module,
+            "optimizers": {str(i): optimizer for i, optimizer in enumerate(trainer.optimizers)},
+            "lightning": _Rest(trainer),
+        }
+        self.guard = attach(told, self.directory, **self.options)
+        self._step = trainer.global_step
+        if self._resuming is not None:
+            shutil.rmtree(self._resuming.parent, ignore_errors=True)
+            self._resuming = None
+        if self._found is not None:
+            rng.restore(self._found.random)
+            self._found = None
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        """A micro-batch is done; perhaps an optimizer step too."""
+        if trainer.global_step == self._step or self.guard is None:
+            return
+        self._step = trainer.global_step
+        verdict = self.guard.boundary(self._step)
+        if verdict:
+            self.guard.close(verdict.reason)
+            raise Halted(verdict, self._step)
+
+    def on_validation_start(self, trainer: Trainer, *args: Any) -> None:
+        """A validation draws a random number, and a run that is resumed before it may not repeat it."""
+        self._random = rng.capture() if not trainer.sanity_checking else None
+
+    def on_validation_end(self, *args: Any) -> None:
+        """Training draws the same random numbers with a validation as without."""
+        if self._random is not None:
+            rng.restore(self._random)
+            self._random = None
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The run ends badly, or halts."""
+        if self.guard is not None and not isinstance(exception, Halted):
+            self.guard.close(f"failed: {type(exception).__name__}")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Training is over."""
+        if self.guard is not None:
+            self.guard.close("finished")
+
+
+class _Rest:
+    """What is in Lightning's checkpoint beside the model and the optimizers."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        dumped = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        return {key: value for key, value in dumped.items() if key not in _OURS}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        raise StateError("a Lightning run isn't resumed in place", todo="fit(ckpt_path=guard.resume())")
+
+
+def checkpoint(found: Found) -> dict[str, Any]:
+    """*found* as Lightning writes a checkpoint."""
+    optimizers = found.values["optimizers"]
+    return {
+        **found.values["lightning"],
+        "state_dict": found.values["model"],
+        "optimizer_states": [optimizers[key] for key in sorted(optimizers, key=int)],
+    }
+
+
+def _refuse(trainer: Trainer) -> None:
+    if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+        raise StateError(
+            f"{type(trainer.strategy).__name__} gathers the model by collectives, which an emergency has no time for",
+            todo="use DDP, or FSDP2 in a loop of your own with powerguard.attach",
+        )
+    for plugin in (trainer._accelerator_connector.cluster_environment,):
+        if isinstance(plugin, SLURMEnvironment) and plugin.auto_requeue:
+            raise UsageError(
+                "Lightning's Slurm handler saves and requeues inside a signal handler, and bypasses SIGTERM",
+                todo="Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])",
+            )
+
+
+def _loaders(trainer: Trainer) -> list[tuple[str, Any]]:
+    loaders = getattr(trainer.fit_loop._combined_loader, "flattened", [])
+    return [(f"train_dataloader {i}" if len(loaders) > 1 else "train_dataloader", one) for i, one in enumerate(loaders)]

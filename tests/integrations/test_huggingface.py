@@ -1,0 +1,119 @@
+"""The Trainer's callback, with the real transformers and a tiny model with dropout."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", reason="transformers isn't installed (make setup)")
+pytest.importorskip("accelerate", reason="accelerate isn't installed (make setup)")
+
+from powerguard.errors import UsageError  # noqa: E402
+from powerguard.generations import scan  # noqa: E402
+from powerguard.integrations.halted import Halted  # noqa: E402
+from powerguard.integrations.huggingface import RESUMING, PowerguardCallback  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+class Model(torch.nn.Module):
+    """Its result depends on the order of the data and on dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+
+    def forward(self, x, labels=None):
+        out = self.net(x)
+        return {"loss": ((out - labels) ** 2).mean(), "logits": out}
+
+
+class Data(torch.utils.data.Dataset):
+    """Augments with the global random numbers, as people do."""
+
+    def __init__(self, random=False):
+        self.x = torch.randn(24, 4, generator=torch.Generator().manual_seed(5))
+        self.random = random
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        return {"x": self.x[i], "labels": self.x[i].sum(0, keepdim=True)}
+
+
+class Watch(transformers.TrainerCallback):
+    """Notes what each step made of the weights; begins the outage."""
+
+    def __init__(self, model, outage):
+        self.model, self.outage, self.seen = model, outage, {}
+        self.evaluated = []
+        self.ended = 0
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seen[state.global_step] = self.model.net[0].weight.detach().clone()
+        self.outage.tick(state.global_step)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.evaluated.append(state.global_step)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.ended += 1
+
+
+def train(tmp_path, outage, name, **options):
+    """One life of a run in the folder *name*: what it saw, and how it ended."""
+    transformers.set_seed(3)
+    model = Model()
+    watch = Watch(model, outage)
+    guard = PowerguardCallback(tmp_path / name, **outage.options)
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path / f"{name}-out"), max_steps=10, per_device_train_batch_size=3,
+        gradient_accumulation_steps=2, learning_rate=0.05, lr_scheduler_type="cosine", seed=3, report_to=[],
+        save_strategy="no", disable_tqdm=True, use_cpu=True, **options,
+    )  # fmt: skip
+    data = Data()
+    trainer = transformers.Trainer(
+        model=model, args=args, train_dataset=data, eval_dataset=data, callbacks=[watch, guard]
+    )
+    try:
+        trainer.train(resume_from_checkpoint=guard.resume(trainer))
+    except Halted as halted:
+        return watch, halted
+    finally:
+        if guard.guard is not None:
+            guard.guard.close()
+    return watch, None
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_run_is_resumed_bit_by_bit(tmp_path, outage):
+    """Stopped in mid-epoch while it evaluates at every step: what comes after equals the run that nobody stopped.
+
+    That covers the traps of its loop: a boundary inside an accumulation, a scheduler one step behind, data that begins
+    anew, an evaluation that draws random numbers, callbacks that run after the stop.
+    """
+    options = {"eval_strategy": "steps", "eval_steps": 1}
+    whole, _ = train(tmp_path, outage, "whole", **options)
+    outage.at = 5
+    before, halted = train(tmp_path, outage, "cut", **options)
+    outage.over()
+    after, end = train(tmp_path, outage, "cut", **options)
+
+    assert halted is not None
+    assert (halted.code, halted.step) == (75, max(before.seen))
+    assert end is None
+    assert min(after.seen) == halted.step + 1
+    assert same(whole.seen, before.seen | after.seen)
+    assert before.ended == 0, "what follows a training ran after the halt"
+    assert [g.step for g in scan(tmp_path / "cut")] == [halted.step]
+    assert list((tmp_path / "cut" / RESUMING).iterdir()) == []
+
+
+def test_its_own_jit_checkpoint_is_refused(tmp_path, outage):
+    """Two that stop a run don't go together."""
+    with pytest.raises(UsageError, match="enable_jit_checkpoint"):
+        train(tmp_path, outage, "jit", enable_jit_checkpoint=True)

@@ -1,0 +1,122 @@
+"""Lightning's callback, with the real lightning and a tiny model with dropout."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+lightning = pytest.importorskip("lightning.pytorch", reason="lightning isn't installed (make setup)")
+stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata isn't installed (make setup)")
+
+from lightning.pytorch.plugins.environments import SLURMEnvironment  # noqa: E402
+
+from powerguard.errors import UsageError  # noqa: E402
+from powerguard.generations import scan  # noqa: E402
+from powerguard.integrations.halted import Halted  # noqa: E402
+from powerguard.integrations.lightning import RESUMING, PowerguardCallback  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+DATA = torch.randn(24, 4, generator=torch.Generator().manual_seed(5))
+
+
+class Module(lightning.LightningModule):
+    """Its result depends on the order of the data and on dropout; two micro-batches are one step."""
+
+    def __init__(self, outage):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+        self.outage, self.seen, self.validated = outage, {}, 0
+
+    def training_step(self, batch, index):
+        return (self.net(batch) - batch.sum(1, keepdim=True)).square().mean()
+
+    def validation_step(self, batch, index):
+        self.validated += 1
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_train_batch_end(self, outputs, batch, index):
+        """Called after the callbacks: notes what the step made of the weights."""
+        self.seen[self.trainer.global_step] = self.net[0].weight.detach().clone()
+
+
+class Trigger(lightning.Callback):
+    """Begins the outage, before powerguard's callback."""
+
+    ended = False
+
+    def on_train_batch_end(self, trainer, module, *args):
+        module.outage.tick(trainer.global_step)
+
+    def on_train_end(self, trainer, module):
+        self.ended = True
+
+
+def fit(tmp_path, outage, name, *, loader=None, validate=False, **options):
+    """One life of a run in the folder *name*."""
+    lightning.seed_everything(3, verbose=False)
+    module, trigger = Module(outage), Trigger()
+    guard = PowerguardCallback(tmp_path / name, **outage.options)
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, max_epochs=3, accumulate_grad_batches=2, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[trigger, guard], num_sanity_val_steps=0,
+        val_check_interval=2, default_root_dir=tmp_path, **options,
+    )  # fmt: skip
+    loader = loader or stateful.StatefulDataLoader(DATA, batch_size=3, shuffle=True)
+    check = torch.utils.data.DataLoader(DATA, batch_size=12) if validate else None
+    try:
+        trainer.fit(module, loader, check, ckpt_path=guard.resume(), weights_only=False)
+    except Halted as halted:
+        return module, trigger, halted
+    finally:
+        if guard.guard is not None:
+            guard.guard.close()
+    return module, trigger, None
+
+
+@pytest.mark.parametrize(("at", "validate"), [(5, False), (5, True), (3, True)])
+def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at, validate):
+    """Stopped in mid-epoch, or at its end: what comes after equals the run that nobody stopped.
+
+    That covers the traps of its loop: the hook that fires for micro-batches, a stop that validates first and is ignored
+    before min_epochs, random numbers that it doesn't keep.
+    """
+    whole, _, _ = fit(tmp_path, outage, "whole", validate=validate)
+    outage.at = at
+    before, trigger, halted = fit(tmp_path, outage, "cut", validate=validate)
+    validated = before.validated
+    outage.over()
+    after, _, end = fit(tmp_path, outage, "cut", validate=validate)
+
+    assert halted is not None
+    assert halted.code == 75
+    assert end is None
+    assert not trigger.ended, "what follows a training ran after the halt"
+    assert before.validated == validated
+    assert [g.step for g in scan(tmp_path / "cut")] == [halted.step]
+    assert max(after.seen) == 12
+    later = {step: weight for step, weight in whole.seen.items() if step > halted.step}
+    assert {step: bool(torch.equal(weight, after.seen[step])) for step, weight in later.items()} == dict.fromkeys(
+        later, True
+    )
+    assert list((tmp_path / "cut" / RESUMING).iterdir()) == []
+
+
+def test_its_own_signal_code_is_refused(tmp_path, outage, monkeypatch):
+    """The Slurm handler, which saves inside a signal handler, and a strategy that gathers by collectives."""
+    plugins = [SLURMEnvironment(auto_requeue=True)]
+    for key, value in {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "job", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(UsageError, match="auto_requeue=False"):
+        fit(tmp_path, outage, "slurm", plugins=plugins)
+
+
+def test_a_plain_loader_is_told_of(tmp_path, outage, capfd):
+    """Lightning begins such an epoch anew, and it is said."""
+    fit(tmp_path, outage, "plain", loader=torch.utils.data.DataLoader(DATA, batch_size=3, shuffle=True))
+
+    assert "train_dataloader can't tell its position" in capfd.readouterr().err
