@@ -47,7 +47,7 @@ def rfc1628(*, on_battery: bool = False, low: bool = False, minutes: int = 42, c
         (u + "1.1.0", STRING, "SimCo"), (u + "1.2.0", STRING, "Sim 10k"), (u + "1.3.0", STRING, "1.0"),
         (u + "1.4.0", STRING, "2.0"), (u + "1.5.0", STRING, "sim"), (u + "1.6.0", STRING, "gpu node"),
         (u + "2.1.0", INTEGER, 3 if low else 2), (u + "2.2.0", INTEGER, 0), (u + "2.3.0", INTEGER, minutes),
-        (u + "2.4.0", INTEGER, charge), (u + "2.5.0", INTEGER, 540), (u + "2.6.0", INTEGER, 0),
+        (u + "2.4.0", INTEGER, charge), (u + "2.5.0", INTEGER, 10 * _volts(on_battery, low)), (u + "2.6.0", INTEGER, 0),
         (u + "3.2.0", INTEGER, 1), (u + "3.3.1.2.1", INTEGER, 500),
         (u + "3.3.1.3.1", INTEGER, 0 if on_battery else 230),
         (u + "4.1.0", INTEGER, 5 if on_battery else 3), (u + "4.2.0", INTEGER, 500), (u + "4.3.0", INTEGER, 1),
@@ -65,13 +65,18 @@ def powernet(*, on_battery: bool = False, low: bool = False, minutes: int = 42, 
         (a + "1.2.1.0", STRING, "UPS 09.3"), (a + "1.2.2.0", STRING, "01/02/24"), (a + "1.2.3.0", STRING, "SIM0001"),
         (a + "2.1.1.0", INTEGER, 3 if low else 2), (a + "2.1.2.0", TICKS, 0), (a + "2.1.3.0", STRING, "01/02/24"),
         (a + "2.2.1.0", GAUGE, charge), (a + "2.2.2.0", GAUGE, 25), (a + "2.2.3.0", TICKS, minutes * 6000),
-        (a + "2.2.4.0", INTEGER, 1), (a + "2.2.7.0", INTEGER, 48), (a + "2.2.8.0", INTEGER, 54),
+        (a + "2.2.4.0", INTEGER, 1), (a + "2.2.7.0", INTEGER, 48), (a + "2.2.8.0", INTEGER, _volts(on_battery, low)),
         (a + "3.2.1.0", GAUGE, 0 if on_battery else 230), (a + "3.2.4.0", GAUGE, 50), (a + "3.2.5.0", INTEGER, 1),
         (a + "4.1.1.0", INTEGER, 3 if on_battery else 2), (a + "4.2.1.0", GAUGE, 230), (a + "4.2.2.0", GAUGE, 50),
         (a + "4.2.3.0", GAUGE, 35), (a + "4.2.4.0", GAUGE, 3), (a + "5.2.1.0", INTEGER, 230),
         (a + "5.2.8.0", TICKS, 12000), (a + "5.2.10.0", TICKS, 2000), (a + "7.2.3.0", INTEGER, 1),
         (a + "8.1.0", INTEGER, 1), (a + "11.1.1.0", STRING, "0001010000000000001" + 45 * "0"),
     ]  # fmt: skip
+
+
+def _volts(on_battery: bool, low: bool) -> int:
+    """Of a battery of 48 V."""
+    return 45 if low else 50 if on_battery else 54
 
 
 UPS: Mapping[str, Callable[..., list[Row]]] = {"ietf": rfc1628, "apcc": powernet}
