@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from powerguard.core.job import Order, Stage
+from powerguard.core.messages import Purpose
 from powerguard.errors import JournalError
 from powerguard.journal import Tick, read
 from powerguard.node import keyring
@@ -111,6 +113,20 @@ class Host:
                 continue  # its head is being written
         return found
 
+    def order(self) -> Order | None:
+        """The job's order, as its journal last had it."""
+        states = [tick.state for tick in self.ticks() if tick.state is not None and "job" in tick.state.jobs]
+        return states[-1].jobs["job"].order if states else None
+
+    def seen(self, stage: Stage) -> bool:
+        """Whether its journal says that a STOP has come as far as *stage*."""
+        return any(
+            order is not None and order.purpose is Purpose.STOP and order.stage is stage
+            for tick in self.ticks()
+            if tick.state is not None and "job" in tick.state.jobs
+            for order in [tick.state.jobs["job"].order]
+        )
+
     def log(self) -> str:
         """The end of the daemon's log."""
         path = self.folder / "daemon.log"
@@ -169,14 +185,10 @@ class Rig:
                 "GLOO_SOCKET_IFNAME": "eth0",
             }
             log = str(self.folder / f"rank-{rank}.jsonl")
-            if gloo:
-                script = [str(Path(__file__).with_name("gloo_rank.py")), log, str(self.checkpoints), socket]
-                script.append(json.dumps(wish or {}))
-            else:
-                script = [str(Path(__file__).with_name("light_rank.py")), log, str(self.checkpoints), socket]
-                script.append(json.dumps(wish or {}))
+            script = str(Path(__file__).with_name("gloo_rank.py" if gloo else "light_rank.py"))
+            words = [script, log, str(self.checkpoints), socket, json.dumps(wish or {})]
             with (self.folder / f"rank-{rank}.err").open("ab") as err:
-                command = self.hosts.command(number, [sys.executable, *script])
+                command = self.hosts.command(number, [sys.executable, *words])
                 self.ranks.append(subprocess.Popen(command, env=env, cwd=self.folder, stdout=err, stderr=err))
         self.wait(lambda: all(self.step(rank) > 3 for rank in range(world)), "ranks train")
         self.wait(lambda: self.known() == world, "the leader knows all ranks")
@@ -218,6 +230,14 @@ class Rig:
             err = (self.folder / f"rank-{rank}.err").read_text()[-600:]
             parts.append(f"---- rank {rank}: {self.heard(rank)[-2:]} code {self.ranks[rank].poll()}\n{err}")
         return "\n".join(parts)
+
+    def stop(self, rank: int, *, on: bool) -> None:
+        """SIGSTOP for a rank's process, or SIGCONT."""
+        os.kill(self.pid(rank), signal.SIGSTOP if on else signal.SIGCONT)
+
+    def said(self, words: str) -> bool:
+        """Whether some daemon has written that into its log."""
+        return any(words in (node.folder / "daemon.log").read_text() for node in self.nodes)
 
     def close(self) -> None:
         for rank in self.ranks:
