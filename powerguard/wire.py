@@ -209,6 +209,8 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     by: str = ""  # who asks, for the log
     ups: str = ""
     day: str = ""
+    job: str = ""  # of "drill": this one alone
+    for_s: float = 0.0  # of "drill": parked ranks wait so long
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -17,6 +17,9 @@ from powerguard.core.why import Case
 DRY_RUN = "halt-was-dry-run"
 """The shell's own command, after a halt that it only wrote down."""
 
+DRILL = "drill"
+"""An operator's: rehearse an outage on line power."""
+
 SHUTDOWN, CANCELLED = "shutdown", "shutdown-cancelled"
 """The shell's own commands, when the service manager begins to shut down and when that is called off."""
 
@@ -30,9 +33,11 @@ def command(asked: Command, case: Case) -> Next:
         return _shutdown(case, asked)
     if verb == CANCELLED:
         return _cancelled(case)
+    if verb == DRILL:
+        return _drill(case, asked)
     handler = _COMMANDS.get(verb)
     if handler is None:
-        known = ", ".join(name for name in _COMMANDS if name != DRY_RUN)
+        known = ", ".join(name for name in (*_COMMANDS, DRILL) if name != DRY_RUN)
         return refuse(case, f"{verb[:40]!r} is not a command; known are {known}")
     return handler(case)
 
@@ -84,6 +89,20 @@ _COMMANDS: dict[str, Callable[[Case], Next]] = {
     "resume": _command_resume,
     DRY_RUN: _command_dry,
 }
+
+
+def _drill(case: Case, asked: Command) -> Next:
+    """A stop like an outage's, on line power, after which ranks train on in place; a real event takes it over."""
+    if case.view.phase is not Phase.ONLINE:
+        return refuse(case, f"drill: the node is {case.view.phase.value.replace('_', ' ')}")
+    if case.power.on_battery is not False:
+        return refuse(case, f"drill: not known to be on line power: {case.power.reason}")
+    if case.flush.state is Flush.NONE:
+        return refuse(case, "drill: no job is registered")
+    if case.flush.underway:
+        return refuse(case, "drill: an order is being carried out")
+    view = replace(case.view, drill_s=max(0.0, asked.within_s or 0.0), only=asked.job)
+    return stop(case, view, f"a drill ({asked.by})" if asked.by else "a drill")
 
 
 def _shutdown(case: Case, asked: Command) -> Next:

@@ -19,7 +19,7 @@ from powerguard.core.serve import budget, entered, flush_view, notices, serve
 from powerguard.core.state import Decision, State
 from powerguard.core.tell import Reply, announce
 from powerguard.core.transition import transition
-from powerguard.core.types import Actions, Command, Halt, Observation, Phase
+from powerguard.core.types import Actions, Announce, Command, Halt, Observation, Phase
 from powerguard.core.why import Case
 
 __all__ = ["DRY_RUN", "decide"]
@@ -27,7 +27,7 @@ __all__ = ["DRY_RUN", "decide"]
 
 def decide(policy: Policy, state: State, seen: Observation, now: float) -> Decision:
     """The next state, what to do, and why, after *seen*. Call it again after `poll.poll_wait` seconds at the latest."""
-    before = state.phase
+    before, drilled = state.phase, state.view.drill_s is not None
     if seen.here:
         state = replace(state, addresses=(*state.addresses, *(new for new in seen.here if new not in state.addresses)))
     if seen.peers:
@@ -55,6 +55,9 @@ def decide(policy: Policy, state: State, seen: Observation, now: float) -> Decis
     state = entered(policy, state, nxt, now)
     state, told = serve(policy, state, nxt, now)
     actions += told
+    if drilled and state.view.drill_s is None and state.phase is not Phase.ONLINE:
+        why = power.reason if power.on_battery else nxt.reason
+        actions.append(Announce("warning", f"the drill gives way to something real: {why}"))
     if state.phase is Phase.ON_BATTERY and before is Phase.ONLINE:
         actions += notices(state, nxt.reason)
     state, said = announce(before, state, nxt, replies, now)

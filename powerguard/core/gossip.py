@@ -114,7 +114,7 @@ def _claimer_address(state: State, job: Job) -> str:
 def want(state: State, job: Job, now: float) -> Want:
     """What this node's power asks of the job."""
     phase = state.phase
-    stop = phase in STOPPING
+    stop = phase in STOPPING and state.concerns(job.name)
     wanted_at = job.wanted_at
     recent = wanted_at is not None and now - wanted_at < KEEP_SNAPSHOT_S
     return Want(
@@ -234,7 +234,7 @@ def _course(policy: Policy, state: State, job: Job, now: float) -> Course:
         saved=None if job.saved is None else replace(job.saved, at=0.0),
         pace=_pace(job),
         stopping=tuple(name for name, node in job.nodes.items() if node.want.stop)
-        + ((state.node,) if state.phase in STOPPING else ()),
+        + ((state.node,) if state.phase in STOPPING and state.concerns(job.name) else ()),
     )
 
 

@@ -121,6 +121,8 @@ def _stops(before: State, after: State) -> Iterator[str]:
         yield from _stop_kept(name, old, job, after)
     if after.phase is Phase.PARKED and before.phase is Phase.FLUSHING:
         for name, job in after.jobs.items():
+            if not after.concerns(name):
+                continue
             if job.alive and (job.order is None or job.order.purpose is not Purpose.STOP or job.outcome == "underway"):
                 yield f"parked while {name} is {job.outcome}"
 

@@ -24,6 +24,8 @@ class PhaseView(Struct, frozen=True, omit_defaults=True):
     unknown_at: float | None = None  # ONLINE: nobody has known since then whether mains are there
     fsd_at: float | None = None  # a new FSD was seen in this event
     held: bool = False  # parked by the operator: only their "resume" ends it
+    drill_s: float | None = None  # a drill: parked ranks train on after so long; None = no drill
+    only: str = ""  # the one job that is drilled; "" = all
     leave_at: float | None = None  # the system is shutting down, and waits for the flush until then
     exit_at: float | None = None  # HALTING: ranks were told to leave
     halted_at: float | None = None  # HALTING: the power-off was ordered

@@ -76,6 +76,8 @@ def flush_view(state: State) -> FlushView:
     found: list[Flush] = []
     whys: list[str] = []
     for name, job in sorted(state.jobs.items()):
+        if not state.concerns(name):
+            continue
         where = _where(state, name, job)
         if where is Flush.NONE:
             continue
@@ -195,7 +197,7 @@ def _purpose(state: State, nxt: Next, name: str, job: Job, now: float) -> Purpos
     """The new order that this job is to get now, if any; only its leader gives one."""
     if not job.alive or not job.leads or job.claimed_at is not None or job.quiesce is not None:
         return None
-    own = state.phase in (Phase.FLUSHING, Phase.PARKED)
+    own = state.phase in (Phase.FLUSHING, Phase.PARKED) and state.concerns(name)
     if own or (stop_elsewhere(job) and state.phase is not Phase.HALTING and not _cannot_go_on(job, now)):
         if not stopped(job) or (job.outcome == "lost" and _again(state, name, job)) or _overtaken(job):
             return Purpose.STOP

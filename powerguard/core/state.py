@@ -49,6 +49,10 @@ class State(Struct, frozen=True, omit_defaults=True):
         """When the phase was entered."""
         return self.view.phase_since
 
+    def concerns(self, job: str) -> bool:
+        """The phase is *job*'s too: a drill of another one leaves it alone."""
+        return self.view.only in ("", job)
+
     @property
     def halted_at(self) -> float | None:
         """When the power-off was ordered; None = it wasn't."""

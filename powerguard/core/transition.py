@@ -55,6 +55,8 @@ def transition(  # noqa: PLR0917
     """At most one step between phases. Pure; the same view comes back if nothing changes."""
     if power.fsd and view.fsd_at is None and view.phase is not Phase.HALTING:
         view = replace(view, fsd_at=now)
+    if view.drill_s is not None and (power.on_battery or view.held or view.fsd_at or view.leave_at is not None):
+        view = replace(view, drill_s=None, only="")  # something real: what the drill has stopped stays stopped for it
     return _PHASES[view.phase](Case(policy, view, power, need, flush, now))
 
 
@@ -155,6 +157,10 @@ def _parked_on_mains(case: Case) -> Next:
         return stay(view, f"parked: {SHUTTING_DOWN}" if shutdown else "parked by the operator until they say resume")
     if case.back_s < case.policy.resume_after_s:
         return stay(view, f"parked, {returning(case)}")
+    if view.drill_s is not None:
+        if case.phase_s < view.drill_s:
+            return stay(view, f"parked for {case.phase_s:.0f} s of a drill")
+        return online_again(case, "the drill is over: training goes on")
     if not case.flush.final and case.phase_s < case.policy.flush_max_s:
         return stay(view, "parked, mains are back, a late job still flushes")
     return online_again(case, f"mains are back for {case.back_s:.0f} s: training goes on, {outage(case)} is over")

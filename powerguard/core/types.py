@@ -90,12 +90,14 @@ class PageReport(Struct, frozen=True, omit_defaults=True):
 
 class Command(Struct, frozen=True, omit_defaults=True):
     """A word from outside: an operator's "flush" (snapshot now), "park", "resume"; the system's "shutdown", which waits
-    for at most *within_s*, and "shutdown-cancelled".
+    for at most *within_s*, and "shutdown-cancelled". "drill": stop and flush *job* ("" = all), stay parked for
+    *within_s*, train on in place.
     """
 
     verb: str
     by: str = ""
     within_s: float | None = None
+    job: str = ""
 
 
 class LoadStep(Struct, frozen=True):

@@ -11,6 +11,7 @@ import structlog
 from powerguard import __version__
 from powerguard import config as configuration
 from powerguard.config import Config, ShedConfig, UpsConfig
+from powerguard.core.commands import DRILL
 from powerguard.core.types import Command
 from powerguard.errors import PowerguardError, UsageError
 from powerguard.journal import Folded, Journal, fold
@@ -116,7 +117,8 @@ class _Service:
         while not daemon.replies.empty():  # of an order whose asker had gone
             daemon.replies.get_nowait()
         log.info("order", verb=question.verb, by=question.by, always=True)
-        self._inbox.put(Command(question.verb, question.by))
+        within_s = max(0.0, question.for_s) if question.verb == DRILL else None
+        self._inbox.put(Command(question.verb, question.by, within_s, question.job))
         try:
             reply = daemon.replies.get(timeout=REPLY_S)
         except Exception:

@@ -10,7 +10,7 @@ import structlog
 from powerguard.core.types import Announce
 from powerguard.node.tell import Teller
 
-ORDERS = ("flush", "park", "resume")
+ORDERS = ("flush", "park", "resume", "drill")
 """An operator's; somebody waits for the answer."""
 
 _TROUBLES = {

@@ -42,8 +42,9 @@ class _Every(Struct, frozen=True):
     every: float
 
 
-class _Within(Struct, frozen=True):
+class _Word(Struct, frozen=True):
     within_s: float | None = None
+    job: str = ""
 
 
 class _Ranks(Struct, frozen=True):
@@ -136,8 +137,8 @@ def happen(world: World, line: Line) -> None:
         world.at(at, lambda: world.add_job(job))
     elif kind in ("operator", "system"):
         verb = " ".join(line.words[1:])
-        within_s = _build(line, _Within, line.options).within_s
-        world.at(at, lambda: world.command(verb, by=kind, within_s=within_s))
+        given = _build(line, _Word, line.options)
+        world.at(at, lambda: world.command(verb, by=kind, within_s=given.within_s, job=given.job))
     else:
         raise line.fail(f"{kind} can't happen; there are ups, fault, job, operator and system")
 

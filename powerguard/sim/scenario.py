@@ -21,7 +21,8 @@ Set-up: `policy KEY=VALUE`, `feed NAME [KEY=VALUE of its policy] [battery=vrla|l
 `job NAME [ranks=N] [slowest=FACTOR] [KEY=VALUE of RankSpec]`, `world [seed=N] [dry_run=true]`.
 What happens, at an instant `t=`: `ups [feed=NAME] VARIABLE=VALUE` (`SHORT` names or NUT's, "" takes a variable away),
 `ups comm=stale|... [detail=...]`, `ups mains=on|off` for a simulated battery, `fault NAME KEY=VALUE` (`faults.KINDS`),
-`job NAME ...` that starts now, `operator flush|park|resume`, `system shutdown|shutdown-cancelled [within_s=SECONDS]`,
+`job NAME ...` that starts now, `operator flush|park|resume|drill [job=NAME] [within_s=SECONDS]`,
+`system shutdown|shutdown-cancelled [within_s=SECONDS]`,
 or nothing but time. `t=A..B ups VARIABLE=X..Y [every=S]` moves a variable evenly.
 
     python -m powerguard.sim.scenario tests/scenarios            # play, and show what differs

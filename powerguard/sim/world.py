@@ -125,9 +125,9 @@ class World:
         """Do something when *instant* comes; what is planned for the same one is done in order."""
         self._planned.append((instant, len(self._planned), do))
 
-    def command(self, verb: str, by: str = "operator", within_s: float | None = None) -> None:
+    def command(self, verb: str, by: str = "operator", within_s: float | None = None, job: str = "") -> None:
         """The operator, or the system, says *verb* now."""
-        self._commands.append(Command(verb, by, within_s))
+        self._commands.append(Command(verb, by, within_s, job))
 
     def ail(self, fault: f.Fault) -> None:
         """A fault more, from its own instant on."""
