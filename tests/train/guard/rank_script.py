@@ -37,12 +37,15 @@ def main() -> None:
         local_rank=wish["rank"],
         socket=wish["socket"],
         exit_grace_s=wish.get("exit_grace_s", 5.0),
+        stage_every=wish.get("stage_every", 0),
     )
     first = guard.resume()
     history = guard.resumed.values["history"] if guard.resumed is not None else history
     note(first=first, weight=float(model.weight.detach()[0, 0]), history=list(history["steps"])[-3:])
     for step in range(first, wish.get("steps", 100_000)):
         time.sleep(wish.get("step_s", 0.02))
+        if wish.get("together"):
+            all_reduce(step, wish)
         with guard.mutating(), torch.no_grad():
             model.weight += step
         if step == wish.get("hog_at"):
@@ -61,6 +64,19 @@ def main() -> None:
         raise RuntimeError("teardown failed")
     guard.close()
     note(closed=True)
+
+
+def all_reduce(step: int, wish: dict[str, object]) -> None:
+    """Waits until all ranks have come to *step*, as a collective does: for ever, if one of them never comes."""
+    rank, world = int(str(wish["rank"])), int(str(wish["world"]))
+    places = [f"{wish['dir']}.{other}" for other in range(world)]
+    aside = f"{places[rank]}.part"
+    with open(aside, "w") as file:
+        file.write(str(step))
+    os.replace(aside, places[rank])
+    for place in places:
+        while not os.path.exists(place) or int(open(place).read()) < step:  # noqa: SIM115
+            time.sleep(0.005)
 
 
 def hog(seconds: float) -> None:
