@@ -120,8 +120,8 @@ def _telling(loader: Any) -> object:
         from torch.utils.data import RandomSampler
 
         if type(getattr(loader.batch_sampler, "sampler", None)) is RandomSampler:
-            text = "the order is drawn from the global random numbers; use DataLoaderConfiguration(use_seedable_sampler=True)"
-            Log().warning(f"a restart shuffles anew: {text}", position="not exact")
+            todo = "use DataLoaderConfiguration(use_seedable_sampler=True)"
+            Log().warning(f"the order is drawn anew by a restart: {todo}", position="not exact")
         return _Position(loader)
     if not hasattr(loader, "base_dataloader"):
         return loader

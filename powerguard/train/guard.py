@@ -107,6 +107,7 @@ class Guard:
         allow_pickle: bool,
         reserve: bool,
     ) -> None:
+        from powerguard.train.data import examine, isolate
         from powerguard.train.metered import MeteredFlusher
         from powerguard.train.pace import PaceMeter
         from powerguard.train.saver import Saver
@@ -117,6 +118,9 @@ class Guard:
         self._pid = os.getpid()
         self._foreign = False  # a forked child of the process that attached
         self._log = Log(job=identity.job, rank=identity.rank)
+        for warning in examine(state):
+            self._say(warning, position="not exact")
+        isolate(state)
         self._step = -1
         self._armed = False
         self._verdict = GO
@@ -300,6 +304,11 @@ class Guard:
     def step(self) -> int:
         """The step last completed; -1 = none."""
         return self._step
+
+    @property
+    def directory(self) -> Path:
+        """Where generations go, absolute."""
+        return self._saver.flusher.directory
 
     @property
     def connected(self) -> bool:
