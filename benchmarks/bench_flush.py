@@ -4,6 +4,7 @@
     python benchmarks/bench_flush.py --json            one JSON line a state
     python benchmarks/bench_flush.py --quick           one round of one state of 0.5 GB
     python benchmarks/bench_flush.py --ranks 2         two ranks at once, ours against fio with two jobs
+    python benchmarks/bench_flush.py --minutes 5       fewer rounds, where five don't fit into the time
 
 Every method's result is made durable the same way: data, name and folder fsynced. Methods take turns within a round,
 and fio runs at its beginning, middle and end. Needs fio and memory for seven times the state.
@@ -18,13 +19,27 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from disk.rig import GB, STATES, Results, fio, fresh, fsync, measure, other_load, print_table, state_bytes, warm
+from disk.rig import (
+    GB,
+    STATES,
+    Budget,
+    Results,
+    fio,
+    fresh,
+    fsync,
+    measure,
+    other_load,
+    print_table,
+    progress,
+    state_bytes,
+    warm,
+)
 from safetensors.torch import save_file
 
 from powerguard.generations import generation_name
@@ -95,12 +110,13 @@ class Methods:
         self.flusher.settle()
 
 
-def run_state(state: dict[str, Any], root: Path, rounds: int) -> dict[str, Any]:
-    """Medians of *rounds* rounds."""
+def run_state(state: dict[str, Any], root: Path, rounds: Iterator[int]) -> dict[str, Any]:
+    """Medians of all *rounds*."""
     nbytes = state_bytes(state)
     methods, results = Methods(state, root), Results()
     names = list(methods.all())
-    for number in range(rounds):
+    done = 0
+    for number in rounds:
         order = names[number % len(names) :] + names[: number % len(names)]
         for place, name in enumerate(order):
             if place % 3 == 0:
@@ -117,8 +133,13 @@ def run_state(state: dict[str, Any], root: Path, rounds: int) -> dict[str, Any]:
         results.samples["fio buffered"][-1].wall_s = fio(root, nbytes, direct=False)
         results.add(LIMIT, measure(lambda: None))
         results.samples[LIMIT][-1].wall_s = fio(root, nbytes, direct=True)
+        done += 1
+        table = results.table(LIMIT, nbytes)
+        progress(f"round {done}: " + ", ".join(f"{name} {row['s']:.2f} s" for name, row in table.items()))
     methods.flusher.close()
-    return {"bytes": nbytes, "methods": results.table(LIMIT, nbytes)}
+    ours = table["ours (flush)"]["s"]
+    times = {name: round(row["s"] / ours, 2) for name, row in table.items() if not name.startswith("ours")}
+    return {"bytes": nbytes, "rounds": done, "times_as_fast_as": times, "methods": table}
 
 
 def one_rank(rank: int, gate: Any, told: Any, plan: tuple[int, float, str, int]) -> None:
@@ -154,6 +175,7 @@ def run_ranks(world: int, nbytes: float, root: Path, rounds: int) -> dict[str, A
         ours.append(max(end for _, _, end in spans) - min(begun for _, begun, _ in spans))
         fresh(root / "ours" / generation_name(step, "b")).rmdir()
         limit.append(fio(root, int(nbytes), direct=True, jobs=world))
+        progress(f"round {step}: ours {ours[-1]:.2f} s, fio {limit[-1]:.2f} s")
         gate.wait()
     for process in ranks:
         process.join()
@@ -168,6 +190,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gb", type=float, default=2.94)
     parser.add_argument("--state", choices=STATES, action="append")
+    parser.add_argument("--minutes", type=float, default=0.0, help="time for all states together; 0 = no limit")
     parser.add_argument("--ranks", type=int, default=0)
     parser.add_argument("--dir", type=Path, default=Path("build/bench-flush"), help="on the disk in question")
     options = parser.parse_args()
@@ -179,8 +202,10 @@ def main() -> None:
             answer = {"benchmark": "flush", **run_ranks(options.ranks, size * GB, root, rounds), "load": other_load()}
             print(json.dumps(answer))
             return
-        for name in ["700 tensors"] if options.quick else options.state or list(STATES):
-            done = run_state(STATES[name](size * GB), root, rounds)
+        names = ["700 tensors"] if options.quick else options.state or list(STATES)
+        budget = Budget(options.minutes, len(names))
+        for name in names:
+            done = run_state(STATES[name](size * GB), root, budget.rounds(rounds))
             ratio = done["methods"]["ours (flush)"]["ratio"]
             answer = {"benchmark": "flush", "state": name, "ratio": ratio, "load": other_load(), **done}
             if options.json:

@@ -1,6 +1,6 @@
 """Is a resume as fast as the disk? Reading, checking and placing a state, against fio and against other readers.
 
-    python benchmarks/bench_load.py [--json] [--quick]
+    python benchmarks/bench_load.py [--json] [--quick] [--minutes M]
 
 Into tensors that are there, with the files dropped from the page cache before each run. Only ours verifies anything.
 """
@@ -11,13 +11,26 @@ import argparse
 import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from disk.rig import GB, STATES, Results, fio, fresh, measure, other_load, print_table, state_bytes, warm
+from disk.rig import (
+    GB,
+    STATES,
+    Budget,
+    Results,
+    fio,
+    fresh,
+    measure,
+    other_load,
+    print_table,
+    progress,
+    state_bytes,
+    warm,
+)
 from safetensors.torch import load_file, save_file
 
 from powerguard.generations import generation_name, scan, verify
@@ -36,8 +49,8 @@ def drop(root: Path) -> None:
             os.close(fd)
 
 
-def run_state(state: dict[str, Any], root: Path, rounds: int) -> dict[str, Any]:
-    """Medians of *rounds* rounds."""
+def run_state(state: dict[str, Any], root: Path, rounds: Iterator[int]) -> dict[str, Any]:
+    """Medians of all *rounds*."""
     nbytes = state_bytes(state)
     flat = {f"{source}.{name}": t for source, part in state.items() for name, t in part.items()}
     flusher = Flusher(root / "ours", rank=0, world_size=1, slots=1, reserve=False)
@@ -71,7 +84,8 @@ def run_state(state: dict[str, Any], root: Path, rounds: int) -> dict[str, Any]:
         "dcp.load": lambda: dcp.load(state, checkpoint_id=root / "dcp", no_dist=True),
     }
     results = Results()
-    for number in range(rounds):
+    done = 0
+    for number in rounds:
         names = list(methods)
         for place, name in enumerate(names[number % len(names) :] + names[: number % len(names)]):
             if place % 3 == 0:
@@ -81,8 +95,12 @@ def run_state(state: dict[str, Any], root: Path, rounds: int) -> dict[str, Any]:
             if not name.startswith("ours"):
                 warm(nbytes)
             results.add(name, measure(methods[name]))
+        done += 1
+        table = results.table(LIMIT, nbytes)
+        progress(f"round {done}: " + ", ".join(f"{name} {row['s']:.2f} s" for name, row in table.items()))
     reader.close()
-    return {"bytes": nbytes, "methods": results.table(LIMIT, nbytes)}
+    verify_ratio = table["ours (verify only)"]["ratio"]
+    return {"bytes": nbytes, "rounds": done, "verify_ratio": verify_ratio, "methods": table}
 
 
 def main() -> None:
@@ -91,14 +109,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gb", type=float, default=2.94)
+    parser.add_argument("--minutes", type=float, default=0.0, help="time for all states together; 0 = no limit")
     parser.add_argument("--dir", type=Path, default=Path("build/bench-load"), help="on the disk in question")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     rounds, size = (1, 0.5) if options.quick else (options.rounds, options.gb)
     root = fresh(options.dir.absolute())
     try:
-        for name in ["700 tensors"] if options.quick else ["700 tensors", "3000 tensors"]:
-            done = run_state(STATES[name](size * GB), fresh(root), rounds)
+        names = ["700 tensors"] if options.quick else ["700 tensors", "3000 tensors"]
+        budget = Budget(options.minutes, len(names))
+        for name in names:
+            done = run_state(STATES[name](size * GB), fresh(root), budget.rounds(rounds))
             ratio = done["methods"]["ours (verified load)"]["ratio"]
             answer = {"benchmark": "load", "state": name, "ratio": ratio, "load": other_load(), **done}
             if options.json:

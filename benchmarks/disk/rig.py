@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,25 @@ def fio(directory: Path, nbytes: int, *, direct: bool, read: bool = False, jobs:
     return float(json.loads(done.stdout)["jobs"][0]["job_runtime"]) / 1000 / jobs * (nbytes / (each * jobs))
 
 
+class Budget:
+    """Time for several series of rounds: each gets its share of what is left."""
+
+    def __init__(self, minutes: float, series: int) -> None:
+        self.ends = time.monotonic() + 60.0 * minutes if minutes else math.inf
+        self.series = series
+
+    def rounds(self, most: int) -> Iterator[int]:
+        """Up to *most* round numbers of the next series, fewer where the share is used up; at least one."""
+        begun = time.monotonic()
+        share = (self.ends - begun) / max(1, self.series)
+        self.series -= 1
+        for number in range(most):
+            took = time.monotonic() - begun
+            if number and took + took / number > share:  # the next one would take as long as those before
+                return
+            yield number
+
+
 @dataclass
 class Sample:
     """One run of one method."""
@@ -148,6 +167,11 @@ def _status(key: str) -> int:
         if line.startswith(key + ":"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def progress(text: str) -> None:
+    """How far it is, for whoever waits."""
+    print(f"  {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def other_load() -> float:
