@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, TextIO
 
+import msgspec
 import typer
 
+from powerguard import config
+from powerguard.drill import live as live_drill
+from powerguard.drill import live_report, stories, suite
 from powerguard.drill import report as page
-from powerguard.drill import stories, suite
 from powerguard.drill.plan import PLANS, Plan, choose
 from powerguard.drill.run import Outcome, run
 from powerguard.drill.screen import Screen
 from powerguard.drill.supply import boottime
 from powerguard.drill.told import from_journal
-from powerguard.errors import DrillFailed
+from powerguard.errors import DrillFailed, UsageError
 
 
 def register(app: typer.Typer) -> None:
@@ -53,9 +58,23 @@ def drill(
     seed: Annotated[int, typer.Option(help="of the model, its data and the UPS")] = 1,
     out: Annotated[Path | None, typer.Option(help="folder for everything that is kept", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="results as lines of JSON")] = False,
+    live: Annotated[bool, typer.Option("--live", help="on this running node: its own daemon, its own jobs")] = False,
+    job: Annotated[str, typer.Option(help="with --live: this job alone", show_default=False)] = "",
+    full: Annotated[bool, typer.Option("--full", help="with --live: a snapshot first, and parked for 30 s")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="with --live: don't ask")] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option("-c", "--config", help="with --live: a configuration, for its run_dir", show_default=False),
+    ] = None,
+    run_dir: Annotated[
+        str,
+        typer.Option("--run-dir", envvar="POWERGUARD_RUN_DIR", help="with --live: folder of the daemon's sockets"),
+    ] = "",
 ) -> None:
     """Exit code 0 if everything that must hold does, 16 if not."""
-    if show_list:
+    if live:
+        _live(_run_dir(file, run_dir), out, job=job, full=full, yes=yes, as_json=as_json)
+    elif show_list:
         _list(as_json=as_json)
     elif scenario == "all":
         _all(_folder(out, "all"), as_json=as_json)
@@ -111,6 +130,37 @@ def _all(folder: Path, *, as_json: bool) -> None:
         raise DrillFailed(f"not as it must be: {', '.join(summary.broken)}", todo=f"see {folder}")
 
 
+def _run_dir(file: Path | None, run_dir: str) -> str:
+    if run_dir:
+        return run_dir
+    return config.load(file, secrets=False).node.run_dir if file is not None else "/run/powerguard"
+
+
+def _live(run_dir: str, out: Path | None, *, job: str, full: bool, yes: bool, as_json: bool) -> None:
+    """A drill of the running node, after a yes."""
+    node = live_drill.Node(run_dir, by=os.environ.get("SUDO_USER", ""))
+    status = node.status()
+    jobs = live_drill.may(status, job)
+    tell = partial(_line, sys.stderr)
+    tell(live_drill.warning(status, jobs, full=full))
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("a live drill asks before it begins, and nobody is there", todo="say --yes")
+        if not typer.confirm("Begin?", err=True):
+            raise live_drill.Refused("the drill wasn't begun: nobody said yes")
+    result = live_drill.run(node, job=job, full=full, say=tell, clock=boottime)
+    path, why = live_report.write(result, _folder(out, "live"))
+    if as_json:
+        data = msgspec.to_builtins(result)
+        say(json.dumps({"scenario": "live", **data, "ok": result.ok, "report": str(path)}))
+    else:
+        for line in live_report.words(result):
+            say(line)
+        say(f"report: {path}{f' ({why})' if why else ''}")
+    if not result.ok:
+        raise DrillFailed(f"live drill: {result.verdict}: {result.why[0]}", todo=f"see {path}")
+
+
 def _list(*, as_json: bool) -> None:
     rows = [(plan.name, "processes", plan.says) for plan in PLANS.values()]
     rows += [(name, "pure", stories.read(path).title) for name, path in stories.paths().items()]
@@ -121,7 +171,12 @@ def _list(*, as_json: bool) -> None:
 
 def say(text: str) -> None:
     """One line."""
-    sys.stdout.write(text + "\n")
+    _line(sys.stdout, text)
+
+
+def _line(stream: TextIO, text: str) -> None:
+    stream.write(text + "\n")
+    stream.flush()
 
 
 @contextmanager

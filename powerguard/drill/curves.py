@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from powerguard.core.messages import Beat, Parked
+from powerguard.core.messages import Beat, Parked, Shard
 from powerguard.core.state import State
 from powerguard.core.status import parse
 from powerguard.core.types import Phase
@@ -34,6 +34,7 @@ def series(shown: list[Moment]) -> Series:
             if reading.load_pct is not None:
                 loads[reading.feed] = reading.load_pct
                 load.append((reading.at, max(loads.values())))
+    reported = _reported(shown)
     runway = _beliefs(shown, runway_of)
     need = _beliefs(shown, need_of)
     floor = dict(need)
@@ -43,7 +44,43 @@ def series(shown: list[Moment]) -> Series:
         runway_s=runway,
         need_s=need,
         spare_s=tuple((at, value - floor[at]) for at, value in runway if at in floor),
+        idle_s=_beliefs(shown, _idle_of),
+        reported_s=reported,
+        write_mbps=bandwidth(shown),
     )
+
+
+def _reported(shown: list[Moment]) -> Points:
+    """The least runtime that a UPS on battery reports, as it came."""
+    found: list[tuple[float, float]] = []
+    runtimes: dict[str, float] = {}
+    for moment in shown:
+        for sample in moment.tick.seen.samples:
+            reading = parse(sample)
+            if reading.on_battery and reading.runtime_s is not None:
+                runtimes[reading.feed] = reading.runtime_s
+                found.append((reading.at, min(runtimes.values())))
+            elif reading.on_battery is False:
+                runtimes.pop(reading.feed, None)
+    return tuple(found)
+
+
+def bandwidth(shown: list[Moment]) -> Points:
+    """Megabytes a second that all ranks together wrote and synced: each shard's bytes, evenly over its time."""
+    edges: list[tuple[float, float]] = []
+    for moment in shown:
+        for report in moment.tick.seen.reports:
+            shard = report.message
+            took = shard.write_s + shard.fsync_s if isinstance(shard, Shard) else 0.0
+            if isinstance(shard, Shard) and took > 0.0:
+                rate = shard.record.bytes / took / 1e6
+                edges += [(report.at - took, rate), (report.at, -rate)]
+    points: list[tuple[float, float]] = []
+    rate = 0.0
+    for at, change in sorted(edges):
+        rate = max(0.0, rate + change)
+        points.append((at, 0.0 if rate < 1e-9 else rate))
+    return tuple(points)
 
 
 def _beliefs(shown: list[Moment], of: Callable[[State], float | None]) -> Points:
@@ -61,6 +98,11 @@ def runway_of(state: State) -> float | None:
     if power is None or not power.on_battery or state.halted_at is not None:
         return None
     return power.idle_runway_s if _idle(state) and power.idle_runway_s is not None else power.runway_s
+
+
+def _idle_of(state: State) -> float | None:
+    power = state.power
+    return None if power is None or not power.on_battery or state.halted_at is not None else power.idle_runway_s
 
 
 def need_of(state: State) -> float | None:

@@ -11,9 +11,9 @@ from powerguard.journal import Tick
 _QUIET_ORDERS = ("Welcome", "Notice", "Sealed", "Ack")
 
 
-def marks(shown: list[Moment], zero: float) -> tuple[Mark, ...]:
-    """The instants that matter, in order, each once."""
-    found = [Mark(zero, "mains_cut", "mains fail")]
+def marks(shown: list[Moment], zero: float, begins: str = "") -> tuple[Mark, ...]:
+    """The instants that matter, in order, each once. *begins*: what happened at *zero*, if it is no outage."""
+    found = [Mark(zero, "stop", begins) if begins else Mark(zero, "mains_cut", "mains fail")]
     orders: dict[int, tuple[Purpose, int]] = {}
     done: set[str] = set()
 

@@ -84,6 +84,7 @@ class Shape(Struct, frozen=True):
 
 WIDE = Shape(11.0, 6.9, 9.5, 0.0081, words=True)
 NARROW = Shape(5.0, 8.2, 9.5, 0.0185, words=False)
+_WRITE_IN = 0.9  # height of the panel of what was written, where anything was
 _ROW_IN = 0.2  # height of one row of marks
 _HEIGHTS = (0.42, 1.5, 2.3, 1.7)  # of the panels: phases, charge, runway, steps
 
@@ -111,8 +112,11 @@ def draw(story: Story, theme: Theme = LIGHT, shape: Shape = WIDE, *, form: str =
     with mpl.rc_context(rc):
         rows = _rows(story, shape)
         strip = _ROW_IN * (max(rows, default=0) + 1)
-        figure = Figure(figsize=(shape.width, shape.height + strip), facecolor=theme.paper, layout="constrained")
-        axes = figure.subplots(5, 1, sharex=True, height_ratios=(strip, *_HEIGHTS))
+        writes = bool(story.series.write_mbps)
+        height = shape.height + strip + (_WRITE_IN if writes else 0.0)
+        figure = Figure(figsize=(shape.width, height), facecolor=theme.paper, layout="constrained")
+        heights = (strip, *_HEIGHTS, *((_WRITE_IN,) if writes else ()))
+        axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
         for axis in axes:
             _plain(axis, theme)
         _labels(axes[0], story, theme, shape, rows)
@@ -120,10 +124,13 @@ def draw(story: Story, theme: Theme = LIGHT, shape: Shape = WIDE, *, form: str =
         _charge(axes[2], story, theme, shape)
         _runway(axes[3], story, theme, shape)
         _steps(axes[4], story, theme, shape)
+        if writes:
+            _writing(axes[5], story, theme, shape)
         for axis in axes[2:]:
             _verticals(axis, story, theme)
-        axes[4].set_xlabel("seconds since the mains failed")
-        axes[4].set_xlim(story.start - story.zero_at, story.end - story.zero_at)
+        last = axes[len(axes) - 1]
+        last.set_xlabel(f"seconds since {story.zero}")
+        last.set_xlim(story.start - story.zero_at, story.end - story.zero_at)
         out = io.BytesIO()
         # no date: the same story gives the same bytes
         figure.savefig(out, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
@@ -214,6 +221,13 @@ def _runway(axis: Any, story: Story, theme: Theme, shape: Shape) -> None:
     x, y = _across(story, series.truth_s)
     if x:
         axis.plot(x, y, color=theme.curves["truth"], linewidth=1.0, linestyle=(0, (4, 3)), label="true runway")
+    for points, dashes, name in (
+        (series.reported_s, (0, (1, 2)), "as the UPS says"),
+        (series.idle_s, (0, (3, 1, 1, 1)), "once parked"),
+    ):
+        x, y = _across(story, points)
+        if x:
+            axis.plot(x, y, color=theme.faint, linewidth=1.1, linestyle=dashes, label=name)
     need_x, need_y = _across(story, series.need_s)
     runway_x, runway_y = _across(story, series.runway_s)
     if runway_x:
@@ -254,6 +268,17 @@ def _steps(axis: Any, story: Story, theme: Theme, shape: Shape) -> None:
         axis.plot(x, y, color=colour, linewidth=1.8, linestyle=lines[steps.rank % len(lines)], label=known or None)
     axis.set_ylabel("step")
     axis.set_ylim(bottom=0)
+    _legend(axis, theme, shape)
+
+
+def _writing(axis: Any, story: Story, theme: Theme, shape: Shape) -> None:
+    """What the ranks wrote, all together."""
+    x, y = _across(story, story.series.write_mbps)
+    if x:
+        axis.fill_between(x, y, step="post", color=theme.curves["need"], alpha=0.35, linewidth=0, label="written")
+        axis.plot(x, y, color=theme.curves["need"], linewidth=1.2, drawstyle="steps-post")
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("MB/s")
     _legend(axis, theme, shape)
 
 

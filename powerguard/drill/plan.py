@@ -146,14 +146,20 @@ PLANS = {
         ),
         Plan(
             "killed-daemon",
-            "the daemon is killed in the flush and started again, as systemd does: the same stop, nothing is lost",
+            "the daemon is killed in the flush and started again, as systemd does: the same stop, and on in place",
             faults=(Due(f.DaemonKilled(at=0.0, down_s=0.5), After.STOP),),
+            mains_back=MainsBack.WHILE_PARKED,
+            mains_back_after_s=2.0,
+            on_battery="park",
+            runtime_s=60.0,
+            steps=100,
         ),
         Plan(
             "silent-upsd",
             "upsd falls silent on battery: blind, ranks stop, all is saved and the node halts",
             faults=(Due(f.Silent(at=0.5), After.SNAPSHOT),),
             runtime_s=45.0,
+            steps=145,  # as a blackout's: both are compared with one undisturbed run
         ),
     )
 }

@@ -39,7 +39,15 @@ summary { cursor: pointer; font-weight: 600; margin: 1.2rem 0 .5rem; }
 
 def html(story: Story) -> str:
     """The whole page. Raises MissingDependency without matplotlib."""
-    parts = (_head(story), _picture(story), _marks(story), _numbers(story), _events(story), _configuration(story))
+    parts = (
+        _head(story),
+        _picture(story),
+        _marks(story),
+        _numbers(story),
+        _late(story),
+        _events(story),
+        _configuration(story),
+    )
     body = "\n".join(part for part in parts if part)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -56,11 +64,24 @@ def write(story: Story, path: Path) -> Path:
     return path
 
 
+_TONES = {
+    "survived": "good",
+    "trained through": "good",
+    "stopped, and went on in place": "good",
+    "resumed in place": "good",
+    "halted with everything durable": "good",
+    "survived with loss": "some",
+    "gave way": "some",
+    "the journal ends in the outage": "some",
+}
+"""Of verdicts; every other one is bad."""
+
+
 def _head(story: Story) -> str:
     place = " · ".join(escape(part) for part in (story.node, story.date) if part)
     lines = [f"<h1>{escape(story.title)}</h1>", f'<p class="faint">{place}</p>' if place else ""]
     if story.verdict:
-        tone = "good" if story.verdict == "survived" else "some" if story.verdict.startswith("survived") else "bad"
+        tone = _TONES.get(story.verdict, "bad")
         why = "".join(f"<li>{escape(reason)}</li>" for reason in story.why)
         lines.append(
             f'<div class="verdict {tone}"><b>{escape(story.verdict)}</b>{f"<ul>{why}</ul>" if why else ""}</div>'
@@ -102,6 +123,12 @@ def _numbers(story: Story) -> str:
         for number in story.numbers
     )
     return f"<h2>Numbers</h2>\n<table>{''.join(rows)}</table>" if story.numbers else ""
+
+
+def _late(story: Story) -> str:
+    rows = "".join(f'<li class="some">{escape(text)}</li>' for text in story.late)
+    body = f"<ul>{rows}</ul>" if rows else '<p class="faint">Nothing that was planned.</p>'
+    return f"<h2>What was late</h2>\n{body}"
 
 
 def _events(story: Story) -> str:

@@ -70,21 +70,26 @@ class Number(Struct, frozen=True, omit_defaults=True):
 
 
 class Series(Struct, frozen=True, omit_defaults=True):
-    """Curves over the outage. *truth* is the battery's own runway, known in a simulation only."""
+    """Curves over the outage. *runway_s* is the bound that decides, *idle_s* the same once ranks are parked,
+    *reported_s* what the UPS itself promises; *truth* is the battery's own runway, known in a simulation only.
+    """
 
     charge_pct: Points = ()
     load_pct: Points = ()
     runway_s: Points = ()
     need_s: Points = ()
     spare_s: Points = ()
+    idle_s: Points = ()
+    reported_s: Points = ()
     truth_s: Points = ()
+    write_mbps: Points = ()  # of all ranks together; each point holds until the next
 
 
 class Story(Struct, frozen=True, omit_defaults=True):
     """One outage, whole."""
 
     title: str
-    zero_at: float  # the mains failed
+    zero_at: float  # the mains failed, or whatever else it began with: *zero*
     start: float
     end: float
     verdict: str = ""
@@ -97,4 +102,6 @@ class Story(Struct, frozen=True, omit_defaults=True):
     steps: tuple[Steps, ...] = ()
     events: tuple[Event, ...] = ()
     numbers: tuple[Number, ...] = ()
+    late: tuple[str, ...] = ()  # what took longer than planned, in words
+    zero: str = "the mains failed"
     configuration: str = ""

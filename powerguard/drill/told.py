@@ -9,6 +9,7 @@ import msgspec
 
 from powerguard.core.types import Halt, Phase
 from powerguard.drill.curves import series, spans, steps
+from powerguard.drill.late import late
 from powerguard.drill.marks import events, marks, saves
 from powerguard.drill.moments import Moment, moments, outages, turns
 from powerguard.drill.story import Number, Story
@@ -18,11 +19,14 @@ from powerguard.journal import Recording, Rules, read
 _LEAD = 0.15  # of the outage is shown before it, and a little after
 
 
-def from_journal(path: str | Path, *, outage: int = -1) -> Story:
-    """The story of outage number *outage* (0: the first, -1: the last). JournalError: no journal or no such outage."""
+def from_journal(path: str | Path, *, outage: int = -1, since: float = float("-inf")) -> Story:
+    """The story of outage number *outage* (0: the first, -1: the last) of those that end after *since*.
+
+    JournalError: no journal or no such outage.
+    """
     recording = read(path)
     told = moments(recording)
-    found = outages(told)
+    found = [(first, last) for first, last in outages(told) if told[last - 1].tick.at >= since]
     if not found:
         raise JournalError(f"{path}: no outage is in this journal", todo="name the journal of another day")
     if not -len(found) <= outage < len(found):
@@ -37,11 +41,12 @@ def tell(recording: Recording, told: list[Moment], first: int, last: int) -> Sto
     began = state.view.event_at if state is not None else None
     zero = told[first].tick.at if began is None else began
     over = told[last].tick.at if last < len(told) else told[last - 1].tick.at
+    begins, title = _beginning(told[first])
     lead = max(3.0, _LEAD * (over - zero))
     shown = [m for m in told if zero - lead <= m.tick.at <= over + lead]
     end = max(shown[-1].tick.at, over) if last < len(told) else over
     return Story(
-        title=f"Outage of {over - zero:.0f} s",
+        title=f"{title} of {over - zero:.0f} s",
         zero_at=zero,
         start=max(zero - lead, shown[0].tick.at),
         end=end,
@@ -50,13 +55,23 @@ def tell(recording: Recording, told: list[Moment], first: int, last: int) -> Sto
         node=recording.head.node if recording.head else "",
         date=_date(recording, zero),
         spans=spans(shown, end),
-        marks=marks(shown, zero),
+        marks=marks(shown, zero, begins),
         series=series(shown),
         steps=steps(shown),
         events=events(shown),
         numbers=_numbers(shown, zero, over, _halt_at(told[first:last])),
+        late=late(told[first:last]),
+        zero=begins or "the mains failed",
         configuration=_configuration(recording),
     )
+
+
+def _beginning(moment: Moment) -> tuple[str, str]:
+    """What it began with where that is no outage, and what to call it."""
+    view = moment.state.view if moment.state is not None else None
+    if view is None or view.event_at is not None or moment.tick.phase is Phase.ON_BATTERY:
+        return "", "Outage"
+    return ("a drill began", "Drill") if view.drill_s is not None else ("a stop was ordered", "Stop")
 
 
 def _date(recording: Recording, at: float) -> str:
@@ -73,7 +88,7 @@ def _halt_at(told: list[Moment]) -> float | None:
 
 
 def _numbers(shown: list[Moment], zero: float, over: float, halt_at: float | None) -> tuple[Number, ...]:
-    numbers = [Number("outage", f"{over - zero:.1f} s", "from the failure of the mains to the end of the event")]
+    numbers = [Number("outage", f"{over - zero:.1f} s", "from its beginning to the end of the event")]
     curves = series(shown)
     until = over if halt_at is None else halt_at
     on = [value for at, value in curves.charge_pct if zero <= at <= until]
@@ -86,6 +101,9 @@ def _numbers(shown: list[Moment], zero: float, over: float, halt_at: float | Non
     for save in saves(shown):
         name = "flush" if save.purpose == "stop" else save.purpose
         numbers.append(Number(name, f"{save.took_s:.2f} s", f"from the order to sealed, step {save.step}"))
+    rates = [value for _, value in curves.write_mbps]
+    if rates:
+        numbers.append(Number("writing", f"{max(rates):.0f} MB/s", "all ranks together at most, sync included"))
     return tuple(numbers)
 
 
