@@ -56,9 +56,10 @@ def test_from_outage_to_resume(cluster, ups, powerguard_daemon, tmp_path):
     ups.supply.lapse(240.0)  # the batteries charge, four hours in a minute
     (tmp_path / "fast").touch()
     daemon.start()
-    cluster.call("scontrol", "update", f"jobid={number}", "StartTime=now")  # Slurm holds a requeued job for two minutes
     assert cluster.job(number)["JobState"] == "PENDING"  # the drain outlived the boot
     cluster.until(lambda: "given back" in powerguard(cluster, daemon, "sync").stdout, "the node given back", 120.0)
+    # Slurm holds a requeued job back for two minutes
+    cluster.call("scontrol", "update", f"jobid={number}", "StartTime=now")
     cluster.until(lambda: "ended" in told.read_text(), f"end of the run ({tmp_path}/job.log)", 120.0)
     assert "DRAIN" not in cluster.node()
     first, second, ended = told.read_text().splitlines()
