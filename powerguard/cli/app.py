@@ -11,7 +11,21 @@ from typing import Annotated
 import typer
 
 from powerguard import __version__
-from powerguard.cli import ask, battery, calibrate, check, checkpoints, keys, replay, serve, service, shed, slurm, wait
+from powerguard.cli import (
+    ask,
+    battery,
+    calibrate,
+    check,
+    checkpoints,
+    exec,
+    keys,
+    replay,
+    serve,
+    service,
+    shed,
+    slurm,
+    wait,
+)
 from powerguard.cli.exit_codes import text as exit_codes
 from powerguard.errors import UsageError
 
@@ -35,7 +49,7 @@ def build() -> typer.Typer:
         epilog="Exit codes: `powerguard exit-codes`",
     )
     app.callback()(_options)
-    for group in (serve, check, calibrate, ask, wait, replay, checkpoints, service, slurm, shed, battery, keys):
+    for group in (serve, check, calibrate, exec, ask, wait, replay, checkpoints, service, slurm, shed, battery, keys):
         group.register(app)
     app.command("exit-codes", help="List what exit codes mean.")(_exit_codes)
     _register_drill(app)

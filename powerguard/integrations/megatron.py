@@ -1,7 +1,7 @@
 """Megatron-LM and loops like it: a signal handler that isn't one.
 
-Once an iteration, after optimizer and schedule have moved, Megatron asks ``get_signal_handler().signals_received()``; the
-original gathers a flag from all ranks by a collective, each time. This one makes it the hook's boundary instead::
+Once an iteration, after optimizer and schedule have moved, Megatron asks ``get_signal_handler().signals_received()``;
+the original gathers a flag from all ranks by a collective, each time. This one makes it the hook's boundary instead::
 
     state = {f"model-{i}": chunk for i, chunk in enumerate(model)}
     state |= {"optimizer": OptimizerShards(optimizer), "schedule": opt_param_scheduler}
@@ -9,9 +9,9 @@ original gathers a flag from all ranks by a collective, each time. This one make
     args.iteration = guard.resume()
     install(SignalHandler(guard, lambda: args.curr_iteration + 1))      # --exit-signal-handler
 
-All ranks stop after the same iteration, each writes what it holds, and where the node halts `Halted` ends the process with
-code 75: Megatron's own save, which needs all ranks, isn't called. To have that one instead, run the unmodified program
-under ``powerguard exec --signal TERM``.
+All ranks stop after the same iteration, each writes what it holds, and where the node halts `Halted` ends the process
+with code 75: Megatron's own save, which needs all ranks, isn't called. To have that one instead, run the unmodified
+program under ``powerguard exec --signal TERM``.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
                             schedule=schedule)
     train(model, optimizer, schedule, loader)       # the loop as it was; guard.resumed_steps are done already
 
-A loop of the form ``optimizer.step(); schedule.step()`` changes the state twice: with *schedule*, the boundary is after the
-schedule's step. A step inside an accumulation never reaches the optimizer, so it is none. Where the node halts,
+A loop of the form ``optimizer.step(); schedule.step()`` changes the state twice: with *schedule*, the boundary is after
+the schedule's step. A step inside an accumulation never reaches the optimizer, so it is none. Where the node halts,
 `Halted` is raised out of that step and ends the process with code 75.
 """
 
@@ -65,8 +65,8 @@ def guard_optimizer(
     """Guards *state* and *optimizer*, and loads the newest generation into them.
 
     *schedule*: what the loop steps after the optimizer at each step; its step then is the boundary. *steps_each*: so
-    many steps of *optimizer* make one of the run (a loop that steps it twice per batch). With several optimizers, give the
-    one that is stepped last, and the others in *state*. *options* are those of `powerguard.attach`.
+    many steps of *optimizer* make one of the run (a loop that steps it twice per batch). With several optimizers, give
+    the one that is stepped last, and the others in *state*. *options* are those of `powerguard.attach`.
     """
     if steps_each < 1:
         raise UsageError(f"steps_each={steps_each} is no number of steps", todo="give 1 or more")

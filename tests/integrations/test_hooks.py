@@ -42,7 +42,7 @@ def parts():
     return net, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 
 
-def untouched(net, optimizer, schedule, data, seen, outage):
+def untouched(net, optimizer, schedule, data, *, seen, outage):
     """A training loop as people have it: accumulation, a schedule, and no word of powerguard."""
     for i, batch in enumerate(data):
         (net(batch) - batch.sum(1, keepdim=True)).square().mean().backward()
@@ -61,7 +61,7 @@ def hooked(folder, outage):
     state = {"model": net, "schedule": schedule, "data": data}
     guard = guard_optimizer(state, folder, optimizer, schedule=schedule, **outage.options)
     try:
-        untouched(net, optimizer, schedule, data, seen, outage)
+        untouched(net, optimizer, schedule, data, seen=seen, outage=outage)
     except Halted as halted:
         return guard.resumed_steps, seen, halted
     finally:
@@ -235,7 +235,7 @@ def test_torchtitans_manager_is_wrapped(tmp_path, outage, monkeypatch):
     dcp = pytest.importorskip(
         "torchtitan.components.checkpointer.dcp", reason="torchtitan isn't installed (make setup)"
     )
-    monkeypatch.setattr(dcp.CheckpointManager, "_save", lambda self, step, last: saved.append((step, last)) or True)
+    monkeypatch.setattr(dcp.CheckpointManager, "_save", lambda _self, step, last: saved.append((step, last)) or True)
     whole, _ = run("whole")
     del saved[:]
     outage.at = 5

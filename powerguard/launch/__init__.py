@@ -1,0 +1,1 @@
+"""`powerguard exec`: programs that know nothing of powerguard, saved by the signal that they do know."""
