@@ -107,6 +107,7 @@ class Save(Struct, frozen=True):
     stop: bool
     budget_s: float | None = None
     lone: bool = False  # nobody decided: saved on this rank's own account
+    weights: tuple[float, ...] = ()  # by rank: how much of what ranks hold alike it writes; () = all the same
 
 
 class Park(Struct, frozen=True):

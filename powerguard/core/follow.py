@@ -117,12 +117,12 @@ def _decided(f: Follower, duty: Duty, decide: Decide, step: int, now: float) -> 
     if decide.purpose is Purpose.SNAPSHOT:
         if saved or duty.did(Staged) or decide.plan is not Plan.FRESH:
             return _with(f, replace(duty, done=True)), GO
-        return f, Save(duty.seq, step, decide.generation, stop=False)
+        return f, Save(duty.seq, step, decide.generation, stop=False, weights=decide.weights)
     if saved or decide.plan is not Plan.FRESH:
         if not duty.did(Parked):
             f = say(f, Parked(duty.seq, step), now)
         return f, Park(duty.seq, duty.reason)
-    return f, Save(duty.seq, step, decide.generation, stop=True, budget_s=decide.budget_s)
+    return f, Save(duty.seq, step, decide.generation, stop=True, budget_s=decide.budget_s, weights=decide.weights)
 
 
 # ---- what the listener hears ------------------------------------------------------------------------

@@ -7,7 +7,7 @@ among equal steps by when they were written.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -171,6 +171,7 @@ def _unsealed(bare: Generation) -> Generation:
         problems.append("no rank has finished writing")
     elif [h.rank for h in heads] != list(range(world)):
         problems.append(f"only {len(heads)} of {world} ranks have finished writing")
+    problems += split_problems(heads)
     return _with(
         bare,
         whole=not problems,
@@ -183,6 +184,24 @@ def _unsealed(bare: Generation) -> Generation:
         shards=tuple(shards),
         problems=tuple(problems),
     )
+
+
+def split_problems(heads: Sequence[RecordHead]) -> list[str]:
+    """Whether ranks that wrote something between them went by the same plan; empty where they did.
+
+    Equal plans make a whole: each rank of a plan's group writes its own stretch of it. Ranks that aren't among *heads*
+    are somebody else's trouble.
+    """
+    by_rank = {head.rank: head for head in heads}
+    problems: list[str] = []
+    for head in heads:
+        for split in head.splits:
+            others = (by_rank[rank] for rank in split.group if rank in by_rank)
+            odd = next((other for other in others if split not in other.splits), None)
+            if odd is not None:
+                problems.append(f"{rank_name(head.rank)} and {rank_name(odd.rank)} disagree on what they share")
+                break
+    return problems
 
 
 def read_record_bytes(folder: Path) -> bytes:

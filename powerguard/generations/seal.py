@@ -15,8 +15,8 @@ from powerguard.errors import CheckpointError
 from powerguard.generations.disk import DISK, Disk
 from powerguard.generations.durable import FULL, fsync_path, trouble, write_file
 from powerguard.generations.names import BALLAST, RESERVE, SEAL, home
-from powerguard.generations.record import SEAL_FORMAT, Seal, encode
-from powerguard.generations.scan import Generation, look, read_head, seal_problems
+from powerguard.generations.record import SEAL_FORMAT, RecordHead, Seal, encode
+from powerguard.generations.scan import Generation, look, read_head, seal_problems, split_problems
 
 CREATOR = f"powerguard {powerguard.__version__}"
 
@@ -51,14 +51,17 @@ def seal(
         shards=ordered,
     )
     problems = seal_problems(value, generation, step)
+    heads: list[RecordHead] = []
     for shard in ordered:
         try:
             head = read_head(folder / shard.path, generation, step, shard.rank)
+            heads.append(head)
             value = structs.replace(value, portable=head.portable)
             if head.digest != shard.digest:
                 problems.append(f"{shard.path}'s record isn't the one that rank {shard.rank} reported")
         except CheckpointError as error:
             problems.append(error.message)
+    problems += split_problems(heads)
     if problems:
         raise CheckpointError(f"{generation} can't be sealed: {'; '.join(problems[:3])}")
     try:

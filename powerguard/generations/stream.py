@@ -10,7 +10,7 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -34,21 +34,23 @@ def read_shard(
     file: ShardFile,
     sink: Sink | None = None,
     *,
+    ranges: Sequence[tuple[int, int]] | None = None,
     threads: int = THREADS,
     disk: Disk = DISK,
 ) -> None:
-    """Reads and checks the whole shard; raises CheckpointError naming the first bad chunk.
+    """Reads and checks the whole shard, or the chunks that hold *ranges*; raises CheckpointError naming the first bad.
 
     *sink* may have been given good chunks before another one turns out bad.
     """
     expected = -(-file.bytes // file.chunk_bytes)
     if len(file.sums) != expected:
         raise CheckpointError(f"{path.parent.name}'s record has {len(file.sums)} checksums for {expected} chunks")
+    wanted = range(expected) if ranges is None else _chunks(file, ranges)
     try:
-        reader = _Reader(path, file, sink, disk)
+        reader = _Reader(path, file, sink, disk, wanted)
     except OSError as error:
         raise CheckpointError(f"{path.parent.name}'s shard can't be read: {error.strerror}") from error
-    workers = max(1, min(threads, expected))
+    workers = max(1, min(threads, len(wanted)))
     try:
         with ThreadPoolExecutor(workers, "powerguard-read") as pool:
             outcomes = [pool.submit(reader.work) for _ in range(workers)]
@@ -56,6 +58,16 @@ def read_shard(
                 outcome.result()
     finally:
         reader.close()
+
+
+def _chunks(file: ShardFile, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """The chunks that hold any byte of *ranges*, ascending."""
+    found: set[int] = set()
+    for begin, end in ranges:
+        if not 0 <= begin <= end <= file.bytes:
+            raise CheckpointError(f"{file.name} has no bytes {begin} to {end}")
+        found.update(range(begin // file.chunk_bytes, -(-end // file.chunk_bytes)))
+    return sorted(found)
 
 
 def read_range(path: Path, file: ShardFile, begin: int, end: int, *, disk: Disk = DISK) -> bytes:
@@ -70,7 +82,7 @@ def read_range(path: Path, file: ShardFile, begin: int, end: int, *, disk: Disk 
 
     first, last = begin // file.chunk_bytes, -(-end // file.chunk_bytes)
     try:
-        reader = _Reader(path, file, keep, disk)
+        reader = _Reader(path, file, keep, disk, range(first, last))
     except OSError as error:
         raise CheckpointError(f"{path.parent.name}'s shard can't be read: {error.strerror}") from error
     try:
@@ -85,8 +97,8 @@ def read_range(path: Path, file: ShardFile, begin: int, end: int, *, disk: Disk 
 class _Reader:
     """The work shared by the threads of one `read_shard`."""
 
-    def __init__(self, path: Path, file: ShardFile, sink: Sink | None, disk: Disk) -> None:
-        self.path, self.file, self.sink, self.disk = path, file, sink, disk
+    def __init__(self, path: Path, file: ShardFile, sink: Sink | None, disk: Disk, wanted: Sequence[int]) -> None:
+        self.path, self.file, self.sink, self.disk, self.wanted = path, file, sink, disk, wanted
         self.next = 0
         self.failed = False
         self.lock = threading.Lock()
@@ -104,10 +116,10 @@ class _Reader:
 
     def take(self) -> int | None:
         with self.lock:
-            if self.failed or self.next >= len(self.file.sums):
+            if self.failed or self.next >= len(self.wanted):
                 return None
             self.next += 1
-            return self.next - 1
+            return self.wanted[self.next - 1]
 
     def buffer(self) -> memoryview:
         room = -(-min(self.file.chunk_bytes, self.file.bytes) // ALIGN) * ALIGN

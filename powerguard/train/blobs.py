@@ -22,6 +22,7 @@ class Blob:
 
     name: str
     source: torch.Tensor
+    group: tuple[int, ...] = ()  # the ranks that hold it alike, this one among them; () = this one alone
 
     @property
     def nbytes(self) -> int:
@@ -36,6 +37,7 @@ class Found:
     path: str
     tensor: torch.Tensor
     payload: dict[str, Any]
+    group: tuple[int, ...] = ()
     start: int = 0  # first byte of memory
     extent: int = 0  # bytes from the first to the last, holes included
 
@@ -117,7 +119,7 @@ def _blob(group: list[Found], names: Names) -> Blob:
             item.payload["ref"] = name
             if not first.tensor.is_contiguous():
                 item.payload["stride"] = _dense_stride(first)
-        return Blob(name, first.tensor)
+        return Blob(name, first.tensor, _common(group))
     return _shared(group, names)
 
 
@@ -147,7 +149,13 @@ def _shared(group: list[Found], names: Names) -> Blob:
         item.payload["ref"] = name
         if owner is None or not _same(item.tensor, owner.tensor):
             item.payload["view"] = [item.start - low, list(item.tensor.stride())]
-    return Blob(name, owner.tensor if owner else bytes_view(lowest.tensor, 0, size))
+    return Blob(name, owner.tensor if owner else bytes_view(lowest.tensor, 0, size), _common(group))
+
+
+def _common(group: list[Found]) -> tuple[int, ...]:
+    """The ranks that hold all of the group's memory alike: as all its tensors say, or nobody."""
+    ranks = {item.group for item in group}
+    return ranks.pop() if len(ranks) == 1 else ()
 
 
 def count_bytes(shape: list[int], itemsize: int) -> int:

@@ -17,7 +17,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,14 +32,17 @@ from powerguard.generations.names import parse_generation, rank_name
 from powerguard.generations.record import Content
 from powerguard.generations.retire import retire, sweep
 from powerguard.generations.scan import Generation, latest
+from powerguard.generations.split import SHARE_MAX
 from powerguard.train import rng
 from powerguard.train.answers import Copied, Readiness, Written
 from powerguard.train.blobs import Blob
 from powerguard.train.commit import Shard, commit
+from powerguard.train.divide import divide
 from powerguard.train.foresee import foreseen_bytes
 from powerguard.train.layout import Layout, plan, signature
 from powerguard.train.load import LoadReport, load_newest, load_state
 from powerguard.train.prove import Proof, cant_write, choose_mode, prove
+from powerguard.train.replicas import Replicas, Storage
 from powerguard.train.reserve import Reserve
 from powerguard.train.slots import Slots, Staged
 from powerguard.train.stage import Copy, Place
@@ -68,6 +71,8 @@ class Flusher:
         attempt: str = "",
         portable: bool = False,
         slots: int = SLOTS,
+        storage: Storage = "local",
+        replicated: Collection[str] = (),
         disk: Disk = DISK,
     ) -> None:
         if not 0 <= rank < world_size:
@@ -78,6 +83,7 @@ class Flusher:
         self.portable = portable  # a whole state of no rank's own: without random states, for any world size
         self.allow_pickle = allow_pickle
         self.disk = disk
+        self.replicas = Replicas(rank, world_size, storage=storage, replicated=replicated)
         self._pool = ThreadPoolExecutor(FILL_THREADS, "powerguard-flush")
         self._slots = Slots(slots, self._pool)
         self._layout: Layout | None = None
@@ -101,9 +107,10 @@ class Flusher:
         where the state can't be saved, DirectoryError where the directory can't be written. That space can't be
         reserved is a warning in the answer.
         """
+        self.replicas.check(state)
         blobs, content = self._take_apart(state)
         layout = self._plan(blobs)
-        capacity = layout.file_bytes + foreseen_bytes(dict(state))
+        capacity = layout.file_bytes + self._foreseen(state, layout, content)
         grown = capacity > self._slots.capacity
         warnings = self._slots.make(capacity) if grown else []
         self._record_bytes = max(self._record_bytes, len(content.state))
@@ -128,12 +135,21 @@ class Flusher:
             warnings=tuple(warnings),
         )
 
-    def _take_apart(self, state: Mapping[str, object]) -> tuple[list[Blob], Content]:
+    def _foreseen(self, state: Mapping[str, object], layout: Layout, content: Content) -> int:
+        """Bytes that this rank's part is going to grow by: optimizers make their moments, weights may be unequal."""
+        elsewhere = sum(item.bytes for item in content.shared) - sum(p.end - p.begin for p in content.pieces)
+        share = layout.file_bytes / max(1, layout.file_bytes + elsewhere)
+        more = sum(split.bytes * (SHARE_MAX - 1.0) / len(split.group) for split in content.splits)
+        return int(foreseen_bytes(dict(state)) * share + (more if self.replicas.storage == "shared" else 0.0))
+
+    def _take_apart(self, state: Mapping[str, object], weights: Sequence[float] = ()) -> tuple[list[Blob], Content]:
         if rng.KEY in state:
             raise StateError(f"{rng.KEY!r} is powerguard's own name in a state", todo="give that source another name")
         random_states = {} if self.portable else {rng.KEY: rng.capture()}
-        gathered = gather({**state, **random_states}, allow_pickle=self.allow_pickle)
-        return gathered.blobs, Content(gathered.state)
+        known = self.replicas.of_state(state)
+        gathered = gather({**state, **random_states}, allow_pickle=self.allow_pickle, known=known)
+        mine = divide(gathered.blobs, self.rank, weights)
+        return mine.blobs, Content(gathered.state, mine.splits, mine.shared, mine.pieces)
 
     def _plan(self, blobs: list[Blob]) -> Layout:
         if self._layout is None or self._layout.signature != signature(blobs):
@@ -161,13 +177,14 @@ class Flusher:
 
     # ---- the save ---------------------------------------------------------------------------------
 
-    def stage(self, state: Mapping[str, object], step: int) -> Staged:
+    def stage(self, state: Mapping[str, object], step: int, *, weights: Sequence[float] = ()) -> Staged:
         """Copies *state* into the arena; what happens to it afterwards doesn't matter.
 
-        Waits only if every slot is just being written. Raises StateError where the state can't be saved.
+        *weights*, by rank and the same on all ranks, say who is to write how much of what ranks hold alike; () = all
+        the same. Waits only if every slot is just being written. Raises StateError where the state can't be saved.
         """
         begun = time.monotonic()
-        staged, copy = self._begin(state, step)
+        staged, copy = self._begin(state, step, weights)
         copy.run(self._pool)
         staged.stage_s = time.monotonic() - begun
         self._slots.keep(staged)
@@ -179,6 +196,7 @@ class Flusher:
         step: int,
         generation: str,
         *,
+        weights: Sequence[float] = (),
         cancelled: Callable[[], bool] | None = None,
     ) -> tuple[Staged, Written]:
         """`stage` and `write` in one, the copy overlapping the writing: the shortest way to durable.
@@ -186,7 +204,7 @@ class Flusher:
         *state* must not change until it returns. Raises what they raise.
         """
         begun = time.monotonic()
-        staged, copy = self._begin(state, step)
+        staged, copy = self._begin(state, step, weights)
         copy.begin()
         staged.fill = copy.fill
         self._slots.keep(staged)
@@ -199,8 +217,8 @@ class Flusher:
         staged.stage_s = time.monotonic() - begun
         return staged, written
 
-    def _begin(self, state: Mapping[str, object], step: int) -> tuple[Staged, Copy]:
-        blobs, content = self._take_apart(state)
+    def _begin(self, state: Mapping[str, object], step: int, weights: Sequence[float]) -> tuple[Staged, Copy]:
+        blobs, content = self._take_apart(state, weights)
         layout = self._plan(blobs)
         if not self._slots.fits(layout.file_bytes):
             self._slots.make(layout.file_bytes)
@@ -225,7 +243,8 @@ class Flusher:
     def foreseen(self, state: Mapping[str, object]) -> tuple[int, int]:
         """Bytes of data and of content that a copy of *state* takes, once the optimizer has all its moments."""
         blobs, content = self._take_apart(state)
-        return self._plan(blobs).file_bytes + foreseen_bytes(dict(state)), len(msgspec.json.encode(content))
+        layout = self._plan(blobs)
+        return layout.file_bytes + self._foreseen(state, layout, content), len(msgspec.json.encode(content))
 
     def write(self, staged: Staged, generation: str, *, cancelled: Callable[[], bool] | None = None) -> Written:
         """Makes *staged* this rank's part of *generation*; durable on return, from any thread.

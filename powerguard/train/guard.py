@@ -15,10 +15,10 @@ leaves as the order says (`core/follow.py`); everything bounded but a park, whic
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Collection, Mapping, MutableSequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from powerguard import wire
 from powerguard.core.messages import Notice
@@ -58,6 +58,8 @@ def attach(
     exit_on_halt: bool = True,
     exit_grace_s: float = 10.0,
     stage_every: int = 0,
+    storage: Literal["local", "shared"] = "local",
+    replicated: Collection[str] = (),
 ) -> Guard:
     """Guards a training run whose *state* (names to modules, optimizers, anything with state_dict) is saved in *dir*.
 
@@ -69,6 +71,10 @@ def attach(
     With *stage_every* N the state is copied into shared memory after every N-th step, where a process of its own can
     make it durable should this one hang or die (see `Guard.stage`); all ranks give the same N. It takes two more
     copies of the state in host memory, and the time of a copy every N steps.
+
+    What ranks hold alike (under DDP or HSDP, or the sources named in *replicated*) is written once: with *storage*
+    "local" once for each node, whose ranks share *dir* with each other alone; with "shared" once for the whole job,
+    whose ranks all see the same *dir*. All ranks give the same. `train/replicas.py` says what is known to be alike.
 
     Raises StateError where *state* can't be saved, DirectoryError where *dir* can't be written, UsageError where there
     is a guard already or nothing says which rank this is, MissingDependency without torch.
@@ -84,7 +90,17 @@ def attach(
     if stage_every < 0:
         raise UsageError(f"stage_every is {stage_every}", todo="give a number of steps, or 0 not to stage")
     kind = StagingGuard if stage_every else Guard
-    guard = kind(state, dir, identity, keep=keep, unit=unit, allow_pickle=allow_pickle, reserve=reserve)
+    guard = kind(
+        state,
+        dir,
+        identity,
+        keep=keep,
+        unit=unit,
+        allow_pickle=allow_pickle,
+        reserve=reserve,
+        storage=storage,
+        replicated=replicated,
+    )
     guard._stage_every = stage_every
     guard._begin(path, prove, Leaver(exit_grace_s) if exit_on_halt else None)
     return guard
@@ -106,6 +122,8 @@ class Guard:
         unit: str,
         allow_pickle: bool,
         reserve: bool,
+        storage: Literal["local", "shared"] = "local",
+        replicated: Collection[str] = (),
     ) -> None:
         from powerguard.train.data import examine, isolate
         from powerguard.train.metered import MeteredFlusher
@@ -135,6 +153,8 @@ class Guard:
             allow_pickle=allow_pickle,
             reserve=reserve,
             unit=unit,
+            storage=storage,
+            replicated=replicated,
         )
         self._desk = Desk(step_now=lambda: int(self._step), arm=self._arm, pace=meter.pace)
         self._saver = Saver(flusher, state, self._desk, keep=keep, log=self._log)

@@ -19,13 +19,10 @@ from msgspec import Struct
 
 from powerguard.errors import CheckpointError, StateError
 from powerguard.generations import resumes
-from powerguard.generations.names import SHARD
-from powerguard.generations.record import Record, decode
-from powerguard.generations.scan import Generation, Skipped, check_identity, latest, read_record_bytes
-from powerguard.generations.stream import read_range, read_shard
+from powerguard.generations.scan import Generation, Skipped, latest
 from powerguard.train import rng
 from powerguard.train.blobs import bytes_view
-from powerguard.train.layout import HEADER_BYTES_MAX, Entry, parse_header
+from powerguard.train.parts import read_parts
 from powerguard.train.restore import Restore
 from powerguard.train.sharded import find_meshes
 from powerguard.train.targets import Targets
@@ -48,49 +45,22 @@ class LoadReport(Struct, frozen=True):
         return "; ".join([f"resumed from {self.generation}", *self.skipped, *self.left])
 
 
-def read_record(generation: Generation, rank: int) -> Record:
-    """The verified record of *rank*; raises CheckpointError."""
-    shard = next((shard for shard in generation.shards if shard.rank == rank), None)
-    if shard is None:
-        raise CheckpointError(f"{generation.name} has no shard of rank {rank}")
-    folder = generation.path / shard.path
-    record = decode(read_record_bytes(folder), Record, f"{folder.name}'s record")
-    if record.digest != shard.digest:
-        raise CheckpointError(f"{folder.name}'s record isn't the one that was sealed")
-    check_identity(record, folder, generation.name, generation.step, rank)
-    return record
-
-
-def read_entries(generation: Generation, record: Record) -> dict[str, Entry]:
-    """The verified header of a rank's shard."""
-    path = generation.path / f"rank-{record.rank:05d}" / SHARD
-    size = int.from_bytes(read_range(path, record.file, 0, min(8, record.file.bytes)), "little")
-    if size > HEADER_BYTES_MAX or 8 + size > record.file.bytes:
-        raise CheckpointError(f"{path.parent.name}'s shard has a header of {size} bytes")
-    _, entries = parse_header(read_range(path, record.file, 0, 8 + size))
-    for name, entry in entries.items():
-        if not 0 <= entry.begin <= entry.end <= record.file.bytes:
-            raise CheckpointError(f"{path.parent.name}'s shard has {name!r} outside the file")
-    return entries
-
-
 def load_state(
     generation: Generation, rank: int, state: dict[str, object], *, allow_pickle: bool = False, strict: bool = True
 ) -> LoadReport:
-    """Loads *rank*'s part of *generation* into *state*, random states last.
+    """Loads *rank*'s part of *generation* into *state*, random states last; what its replicas wrote of it, too.
 
     With *strict*, the names of the sources must be the same on both sides. Raises StateError where the state doesn't
     fit (before touching it, as far as that can be told), CheckpointError where the generation can't be trusted.
     """
     begun = time.monotonic()
-    record = read_record(generation, rank)
-    nodes: dict[str, Any] = msgspec.json.decode(record.state)
+    parts = read_parts(generation, rank)
+    nodes: dict[str, Any] = msgspec.json.decode(parts.sources[0].record.state)
     left = _check_sources(nodes, state, strict)
-    restore = Restore(read_entries(generation, record), find_meshes(_tensors(state)), allow_pickle=allow_pickle)
+    restore = Restore(parts.entries, find_meshes(_tensors(state)), allow_pickle=allow_pickle)
     values = {name: restore.plan(nodes[name], value, name) for name, value in state.items() if name in nodes}
     random_states = restore.plan(nodes[rng.KEY], None, rng.KEY) if rng.KEY in nodes else None
-    folder = generation.path / f"rank-{rank:05d}"
-    read_shard(folder / SHARD, record.file, _Scatter(restore.tensors).take)
+    parts.stream(_Scatter(restore.tensors).take)
     restore.finish()
     for name, value in values.items():
         _assign(state[name], value)
@@ -99,7 +69,7 @@ def load_state(
     return LoadReport(
         generation=generation.name,
         step=generation.step,
-        bytes=record.file.bytes,
+        bytes=parts.bytes,
         load_s=time.monotonic() - begun,
         values=values,
         left=left,

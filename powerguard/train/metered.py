@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,9 @@ class MeteredFlusher(Flusher):
         self.meter.shared_by(sharers(self.directory))
         return ready
 
-    def stage(self, state: Mapping[str, object], step: int) -> Staged:
+    def stage(self, state: Mapping[str, object], step: int, *, weights: Sequence[float] = ()) -> Staged:
         """As its base does."""
-        staged = super().stage(state, step)
+        staged = super().stage(state, step, weights=weights)
         self.meter.staged(staged.stage_s, staged.bytes)
         return staged
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from powerguard.generations.names import generation_name
 from powerguard.generations.scan import Generation, Skipped, latest, look
 from powerguard.generations.seal import seal_if_whole
 from powerguard.train.flush import Flusher, LoadReport, Staged, Written
+from powerguard.train.replicas import Storage
 
 _KEY = "powerguard/checkpoint"
 
@@ -54,6 +55,8 @@ class Checkpointer:
         attempt: str = "",
         allow_pickle: bool = False,
         unit: str = "optimizer_step",
+        storage: Storage = "local",
+        replicated: Collection[str] = (),
         flusher: Flusher | None = None,
     ) -> None:
         """*rank* and *world_size* are torch.distributed's or torchrun's, if not given.
@@ -75,6 +78,8 @@ class Checkpointer:
             reserve=False,
             unit=unit,
             attempt=self.attempt,
+            storage=storage,
+            replicated=replicated,
         )
         self._names: dict[int, int] = {}
         self._rounds = 0

@@ -16,14 +16,13 @@ import msgspec
 import torch
 
 from powerguard.errors import CheckpointError
-from powerguard.generations.names import SHARD, rank_name
 from powerguard.generations.scan import Generation
 from powerguard.generations.values import decode
 from powerguard.train import quantized, rng
 from powerguard.train.dtypes import dtype_of
 from powerguard.train.layout import Entry
-from powerguard.train.load import read_entries, read_record
 from powerguard.train.objects import clean_name
+from powerguard.train.parts import Parts, Source, read_parts
 
 _VALUES: dict[str, Callable[[Any], Any]] = {
     "torch.dtype": dtype_of,
@@ -67,7 +66,8 @@ def read_portable(generation: Generation, *, optimizer_names: str = "fqn") -> Po
     it; with "index" as ``Optimizer.state_dict`` has it. Raises CheckpointError.
     """
     assert optimizer_names in ("fqn", "index")
-    ranks = [_Rank(generation, shard.rank, optimizer_names == "fqn") for shard in generation.shards]
+    files = _Files(generation)
+    ranks = [_Rank(files, shard.rank, optimizer_names == "fqn") for shard in generation.shards]
     if not ranks:
         raise CheckpointError(f"{generation.name} has no shards")
     states = [one.read() for one in ranks]
@@ -91,17 +91,50 @@ def _merge(one: Any, other: Any) -> Any:
     return one
 
 
-class _Rank:
-    """One rank's part, with tensors mapped from its shard."""
+class _Files:
+    """The shards of a generation, mapped once each."""
 
-    def __init__(self, generation: Generation, rank: int, by_name: bool) -> None:
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.sources: dict[int, Source] = {}
+        self._maps: dict[int, torch.Tensor] = {}
+        self._joined: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def map(self, source: Source) -> torch.Tensor:
+        """The bytes of a rank's shard."""
+        record = source.record
+        if record.rank not in self._maps:
+            self._maps[record.rank] = torch.from_file(
+                str(source.path), shared=False, size=record.file.bytes, dtype=torch.uint8
+            )
+        return self._maps[record.rank]
+
+    def shared(self, parts: Parts, entry: Entry) -> torch.Tensor:
+        """The bytes of a part that ranks wrote between them: mapped where one wrote it all, else put together."""
+        spans = sorted(
+            (address, begin, end, source)
+            for source in parts.sources
+            for begin, end, address in source.spans
+            if entry.begin <= address < entry.end
+        )
+        key = tuple((source.record.rank, begin, end) for _, begin, end, source in spans)
+        if key not in self._joined:
+            pieces = [self.map(source)[begin:end] for _, begin, end, source in spans]
+            self._joined[key] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return self._joined[key]
+
+
+class _Rank:
+    """One rank's part, with tensors mapped from the shards that hold it."""
+
+    def __init__(self, files: _Files, rank: int, by_name: bool) -> None:
         self.by_name = by_name
         self.left: list[str] = []
-        record = read_record(generation, rank)
-        self.nodes: dict[str, Any] = msgspec.json.decode(record.state)
-        self.entries: dict[str, Entry] = read_entries(generation, record)
-        path = generation.path / rank_name(rank) / SHARD
-        self.bytes = torch.from_file(str(path), shared=False, size=record.file.bytes, dtype=torch.uint8)
+        self.files = files
+        self.parts = read_parts(files.generation, rank, files.sources)
+        own = self.parts.sources[0]
+        self.nodes: dict[str, Any] = msgspec.json.decode(own.record.state)
+        self.bytes = files.map(own)
 
     def read(self) -> dict[str, Any]:
         return {name: decode(node, self.build) for name, node in self.nodes.items() if name != rng.KEY}
@@ -131,16 +164,21 @@ class _Rank:
 
     def tensor(self, payload: dict[str, Any]) -> torch.Tensor:
         dtype, shape = dtype_of(payload["dtype"]), torch.Size(payload["shape"])
-        entry = self.entries.get(payload["ref"])
+        entry = self.parts.entries.get(payload["ref"])
         if entry is None:
             raise CheckpointError(f"the shard has no {payload['ref']!r}")
         offset, stride = payload.get("view", (0, None))
         if stride is None:
             stride = torch.empty(shape, device="meta").stride()
-        start = entry.begin + offset
-        memory = self.bytes
+        memory, start = self.bytes, entry.begin
+        if start >= len(memory):  # behind the rank's own shard
+            memory = self.files.shared(self.parts, entry)
+            start = int(memory.storage_offset())
+        stop = start + entry.end - entry.begin
+        start += offset
         if start % dtype.itemsize:  # a view at an odd address
-            memory, start = self.bytes[start : entry.end].clone(), 0
+            whole = torch.empty(0, dtype=torch.uint8).set_(memory.untyped_storage())
+            memory, start = whole[start:stop].clone(), 0
         view = torch.empty(0, dtype=dtype)
         view.set_(memory.untyped_storage(), start // dtype.itemsize, shape, stride)
         return view

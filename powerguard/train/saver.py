@@ -102,7 +102,7 @@ class Saver:
     def snapshot(self, save: Save) -> None:
         """Stages the state and has it written; training goes on."""
         try:
-            copied = self._stage(save.step)
+            copied = self._stage(save)
         except Exception as error:
             self._failed(save, error)
             return
@@ -114,16 +114,16 @@ class Saver:
         self._make_way(save.budget_s)
         self._book.busy = "writing"
         try:
-            copied, written = self.flusher.flush(self.state, save.step, save.generation)
+            copied, written = self.flusher.flush(self.state, save.step, save.generation, weights=save.weights)
         except Exception as error:
             self._failed(save, error)
             return
         self._book.say(Staged(save.seq, save.step, copied.stage_s))
         self._wrote(save, written)
 
-    def _stage(self, step: int) -> Copied:
+    def _stage(self, save: Save) -> Copied:
         self._book.busy = "staging"
-        return self.flusher.stage(self.state, step)
+        return self.flusher.stage(self.state, save.step, weights=save.weights)
 
     def _make_way(self, budget_s: float | None) -> None:
         """What is being written is finished; or given up, where not both fit into *budget_s* but the new one does."""

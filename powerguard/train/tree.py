@@ -22,6 +22,7 @@ from powerguard.generations.values import Node, encode
 from powerguard.train import quantized
 from powerguard.train.blobs import Blob, Found, pack
 from powerguard.train.dtypes import dtype_name
+from powerguard.train.replicas import Group, Known
 from powerguard.train.sharded import describe_dtensor, is_dtensor
 
 LARGE_BYTES = 64 * 1024
@@ -38,13 +39,13 @@ class Gathered:
         self.state = state
 
 
-def gather(state: dict[str, object], *, allow_pickle: bool = False) -> Gathered:
+def gather(state: dict[str, object], *, allow_pickle: bool = False, known: Known | None = None) -> Gathered:
     """Takes *state* apart. The blobs still share the state's memory; the JSON is a copy.
 
-    Raises StateError naming the path of what can't be saved.
+    *known* says which ranks hold a tensor alike. Raises StateError naming the path of what can't be saved.
     """
-    walk = _Walk(allow_pickle, _parameter_names(state))
-    node = {name: encode(value, walk.leaf, name) for name, value in state.items()}
+    walk = _Walk(allow_pickle, _parameter_names(state), known)
+    node = {name: walk.source_of(name, value) for name, value in state.items()}
     blobs = pack(walk.found)  # completes what the node says of its tensors
     return Gathered(blobs, Raw(msgspec.json.encode(node)))
 
@@ -77,10 +78,17 @@ def _parameter_names(state: dict[str, object]) -> dict[int, list[str]]:
 class _Walk:
     """Encodes what JSON can't hold, and collects the tensors."""
 
-    def __init__(self, allow_pickle: bool, parameter_names: dict[int, list[str]]) -> None:
+    def __init__(self, allow_pickle: bool, parameter_names: dict[int, list[str]], known: Known | None) -> None:
         self.allow_pickle = allow_pickle
         self.parameter_names = parameter_names
+        self.known = known
         self.found: list[Found] = []
+        self.source = ""
+
+    def source_of(self, name: str, value: object) -> Node:
+        """The node of a source of the state."""
+        self.source = name
+        return encode(value, self.leaf, name)
 
     def leaf(self, value: object, path: str, depth: int) -> Node:
         """The node of *value*; see `values.encode`."""
@@ -104,13 +112,15 @@ class _Walk:
                 return node
         return self.other(value, path)
 
-    def tensor(self, value: torch.Tensor, path: str) -> Node:
+    def tensor(self, value: torch.Tensor, path: str, group: Group | None = None) -> Node:
+        if group is None:
+            group = self.known.group(value, self.source) if self.known is not None else ()
         if is_dtensor(value):
             local, facts = describe_dtensor(value, path)
-            return {"dtensor": {**facts, "local": self.tensor(local, path)["tensor"]}}
+            return {"dtensor": {**facts, "local": self.tensor(local, path, group)["tensor"]}}
         if value.is_quantized and type(value) in _PLAIN_TENSORS:
             plain, facts = quantized.describe(value.detach(), path)
-            return {"quantized": {**facts, "values": self.tensor(plain, path)["tensor"]}}
+            return {"quantized": {**facts, "values": self.tensor(plain, path, group)["tensor"]}}
         refusal = _refusal(value)
         if refusal:
             raise StateError(f"{path} is {refusal}", todo="save what it is made of as plain tensors")
@@ -122,7 +132,7 @@ class _Walk:
         tensor = value.detach()
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg().clone()
-        self.found.append(Found(path, tensor, payload))
+        self.found.append(Found(path, tensor, payload, group))
         return {"tensor": payload}
 
     def stateful(self, value: Any, path: str, depth: int) -> Node:
