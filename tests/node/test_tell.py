@@ -42,6 +42,38 @@ def test_a_program_that_is_absent_or_fails_costs_nothing(command):
     teller.close(10)
 
 
+def test_a_failure_is_tried_again_in_order(tmp_path):
+    """A program that fails twice gets the same news a third time, and what came after it comes after it."""
+    out = tmp_path / "out"
+    body = f'echo "$POWERGUARD_TEXT $POWERGUARD_ATTEMPT" >> {out}\n[ $POWERGUARD_ATTEMPT -ge 3 ]'
+    teller = Teller(script(tmp_path / "p", body), "n", retry_s=(0.0, 0.0, 0.0))
+    teller.tell(Announce("warning", "one", {}))
+    teller.tell(Announce("info", "two", {}))
+    ends = time.monotonic() + 60.0
+    while not out.exists() or len(out.read_text().splitlines()) < 6:
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    teller.close(10)
+
+    assert out.read_text().splitlines() == [f"{word} {n}" for word in ("one", "two") for n in (1, 2, 3)]
+
+
+def test_a_program_that_goes_on_failing_is_given_up(tmp_path):
+    """The last attempt is the last; the next announcement gets its turn."""
+    out = tmp_path / "out"
+    body = f'echo "$POWERGUARD_TEXT $POWERGUARD_ATTEMPT" >> {out}\n[ "$POWERGUARD_TEXT" = two ]'
+    teller = Teller(script(tmp_path / "p", body), "n", retry_s=(0.0,))
+    teller.tell(Announce("warning", "one", {}))
+    teller.tell(Announce("info", "two", {}))
+    ends = time.monotonic() + 60.0
+    while not out.exists() or "two" not in out.read_text():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    teller.close(10)
+
+    assert out.read_text().splitlines() == ["one 1", "one 2", "two 1"]
+
+
 @pytest.mark.slow
 def test_a_program_that_hangs_is_ended_and_the_queue_is_bounded(tmp_path):
     """A program that never returns is given up; more news than it can take is dropped without waiting."""
