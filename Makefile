@@ -8,7 +8,7 @@ TORCH   ?= $(shell ./.make/pick-torch)
 JSON    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-node setup-nut check lint test fast drill hil-virtual bench golden clean
+.PHONY: help setup setup-node setup-nut check lint test test-nodes fast drill hil-virtual bench golden clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -64,6 +64,9 @@ test: setup-nut $(STAMP)/dev   ## sets up, then all tests, real parts included
 hil-virtual: setup-nut $(STAMP)/dev   ## power cuts of real file systems, SNMP UPSes, a virtual machine: all that can run here
 	@./.make/apt vm
 	$(BIN)/python -m hil.virtual
+
+test-nodes: setup-nut $(STAMP)/dev   ## a job over three hosts (network namespaces, root): every failure, real gloo ranks
+	POWERGUARD_TEST_NODES=1 $(BIN)/python -m pytest -q tests/nodes
 
 drill: $(STAMP)/drill   ## sets up, then a blackout on this machine: simulated UPS, real daemon, real ranks
 	$(BIN)/powerguard drill blackout $(if $(JSON),--json)

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from powerguard import wire
 from powerguard.core import follow
 from powerguard.core.messages import Beat, Failed, FromRank, Hello, SealWritten, Shard, ShardRecord, ToRank
+from powerguard.core.page import CELL
 from powerguard.generations import seal
 from powerguard.generations.disk import DISK
 from powerguard.generations.durable import fsync_path, make_directory, write_file
@@ -25,8 +26,9 @@ from powerguard.generations.names import RECORD, SHARD, rank_name
 from powerguard.generations.record import CHUNK_BYTES, RECORD_FORMAT, Record, ShardFile, checksum, encode
 from powerguard.sim.rank import Disk, RankSpec, SimRank
 from powerguard.train.link import Link
+from powerguard.train.page import SharedPage
 
-SPEC = {"step_s": 0.05, "stage_s": 0.02, "write_s": 0.3, "fsync_s": 0.05}
+SPEC = {"step_s": 0.1, "stage_s": 0.02, "write_s": 0.3, "fsync_s": 0.05}
 EMPTY = b'{"__metadata__":{}}'
 
 
@@ -37,6 +39,7 @@ class LightRank(SimRank):
         super().__init__("job", rank, world_size, RankSpec(**{**SPEC, **wish}), Disk(), (), seed=rank)
         self.pid = os.getpid()
         self.folder = folder
+        self.page = SharedPage(f"light.{rank}")
         self.lock = threading.RLock()
         self.left = threading.Event()
 
@@ -45,7 +48,13 @@ class LightRank(SimRank):
     def hello(self) -> Hello:
         with self.lock:
             said = self._hello()
-        return replace(said, master=os.environ["MASTER_ADDR"], directory=str(self.folder), local_rank=self.rank % 2)
+        return replace(
+            said,
+            master=os.environ["MASTER_ADDR"],
+            directory=str(self.folder),
+            local_rank=self.rank % 2,
+            page=self.page.path,
+        )
 
     def beat(self) -> Beat:
         with self.lock:
@@ -83,6 +92,7 @@ class LightRank(SimRank):
                 self.started, self._ends_at = True, now + self.spec.step_s
             self._disk_work(now)
             self._train(now, [])
+            self.page.cells[CELL] = self.step
             return self.follower.unheard is not before
 
     def _disk_work(self, now: float) -> None:
@@ -139,6 +149,7 @@ def main(log_path: str, folder: str, socket: str, wish: str = "{}") -> int:
             time.sleep(0.01)
         log.write(json.dumps({"verdict": "told to leave", "code": one.left_with, "at": one.step}) + "\n")
     link.stop("left")
+    one.page.close()
     return one.left_with or 0
 
 
