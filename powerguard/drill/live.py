@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -56,6 +57,16 @@ class Result(Struct, frozen=True):
     def ok(self) -> bool:
         """Everything that must hold does."""
         return self.verdict == IN_PLACE
+
+
+class Daemon(Protocol):
+    """What a drill asks of a daemon."""
+
+    def status(self) -> Status:
+        """What it knows now."""
+
+    def order(self, verb: str, *, job: str = "", for_s: float = 0.0) -> str:
+        """An operator's order; Refused with its words."""
 
 
 class Node:
@@ -111,7 +122,13 @@ def warning(status: Status, jobs: tuple[JobStatus, ...], *, full: bool) -> str:
 
 
 def run(
-    node: Node, *, job: str = "", full: bool = False, say: Callable[[str], None], clock: Callable[[], float]
+    node: Daemon,
+    *,
+    job: str = "",
+    full: bool = False,
+    say: Callable[[str], None],
+    clock: Callable[[], float],
+    pause: Callable[[float], None] = time.sleep,
 ) -> Result:
     """The drill. Refused, or DrillFailed where it can't be followed to its end."""
     before = node.status()
@@ -119,19 +136,19 @@ def run(
     longest = LATE_FACTOR * before.need.save_s + LATE_S
     if full:
         say(f"snapshot: {node.order('flush')}")
-        _wait(lambda: _saved(node.status(), jobs), longest, clock, "the snapshot to be durable")
+        _wait(lambda: _saved(node.status(), jobs), longest, clock, pause, "the snapshot to be durable")
         jobs = may(node.status(), job)
     begun = clock()
     say(node.order("drill", job=job, for_s=PARKED_S if full else 0.0))
     watch = _Watch(node, jobs, say)
-    _wait(watch.over, longest + (PARKED_S if full else 0.0), clock, "the ranks to train on")
+    _wait(watch.over, longest + (PARKED_S if full else 0.0), clock, pause, "the ranks to train on")
     return _concluded(before, watch, begun, clock())
 
 
 class _Watch:
     """Follows the node through the drill."""
 
-    def __init__(self, node: Node, jobs: tuple[JobStatus, ...], say: Callable[[str], None]) -> None:
+    def __init__(self, node: Daemon, jobs: tuple[JobStatus, ...], say: Callable[[str], None]) -> None:
         self._node, self._say = node, say
         self.was = {job.name: job.saved_generation for job in jobs}
         self._phase = ""
@@ -147,7 +164,7 @@ class _Watch:
             self._phase = status.phase
             self._say(f"{status.phase.replace('_', ' ')}: {status.reason}")
         if status.on_battery or status.phase in ("on_battery", "halting"):
-            self.real = status.reason
+            self.real = f"on battery, {status.reason}" if status.on_battery else status.reason
             return True
         if status.phase == "parked":
             self.parked_load = _load(status)
@@ -233,12 +250,18 @@ def _right(after: Status, watch: _Watch, took_s: float, unread: str) -> tuple[st
     return (*right, unread) if unread else tuple(right)
 
 
-def _wait(done: Callable[[], bool], within_s: float, clock: Callable[[], float], what: str) -> None:
+def _wait(
+    done: Callable[[], bool],
+    within_s: float,
+    clock: Callable[[], float],
+    pause: Callable[[float], None],
+    what: str,
+) -> None:
     end = clock() + within_s
     while not done():
         if clock() > end:
             raise DrillFailed(f"waited {within_s:.0f} s for {what}, in vain", todo="see: powerguard status")
-        time.sleep(LOOK_S)
+        pause(LOOK_S)
 
 
 def _saved(status: Status, before: tuple[JobStatus, ...]) -> bool:
