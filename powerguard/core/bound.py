@@ -15,6 +15,8 @@ IDLE_STRETCH = 2.0  # what parking buys until it was seen: published tables give
 IDLE_STRETCH_MAX = 4.0
 RUNTIME_HARD_FROM_S = 4.0
 VOLT_SAVE, VOLT_SAVE_EARLY, VOLT_EARLY_S, VOLT_HARD_FROM_S = 1.80, 1.86, 60.0, 6.0
+FRAIL_FROM_S = 2.0  # two looks: nobody stops for one reading
+OLD_Y = 4.0  # VRLA lives 3-5 years (Eaton 5PX and APC SRT manuals)
 VOLT_HALT = 1.93  # at idle load this is past the plateau
 LB_DOUBT_LEFT, LB_DOUBT_S = 2.0, 60.0
 """LB is a claim: while the bound is so many halts it is doubted, but never for longer (LB at once and right: nut#1942,
@@ -61,7 +63,7 @@ def bound(policy: Policy, feed: FeedPolicy, state: Runway, now: float, *, save_s
     t = now - draw.since
     blind = blind_s(state, now)
     evidence = _evidence(draw, now, scale)
-    save_now = _save_now(policy, draw, reading, t_s=t * scale, blind=blind, save_s=save_s, scale=scale)
+    save_now = _save_now(policy, feed, draw, reading, t_s=t * scale, blind=blind, save_s=save_s, scale=scale)
     given = draw.deadline >= 0.0 and (t >= FROM_S or draw.carry_s >= 0.0)
     if not given:
         settling = max(0.0, (FROM_S - t) * scale)
@@ -132,7 +134,15 @@ def _evidence(draw: Draw, now: float, scale: float) -> dict[str, float]:
 
 
 def _save_now(
-    policy: Policy, draw: Draw, reading: Reading, *, t_s: float, blind: float, save_s: float, scale: float
+    policy: Policy,
+    feed: FeedPolicy,
+    draw: Draw,
+    reading: Reading,
+    *,
+    t_s: float,
+    blind: float,
+    save_s: float,
+    scale: float,
 ) -> str:
     """Why a save must start now whatever the bound, or ""."""
     runtime, cell = reading.runtime_s, draw.volts.value
@@ -146,11 +156,27 @@ def _save_now(
         left = max(0.0, (draw.prior_at - draw.since) * scale - t_s)
         if left <= save_s:  # the UPS still shows the mains' values: a dead battery wouldn't show before it is flat
             return f"no word of the battery yet, a prior of {left:.0f} s, and {save_s:.0f} s are needed"
+    if FRAIL_FROM_S * scale <= t_s < FROM_S * scale and draw.prior_at >= 0.0:
+        left = max(0.0, (draw.prior_at - draw.since) * scale - t_s)
+        why = _frail(feed, reading)
+        if why and left <= save_s:  # the dead ones are dark before a witness could speak
+            return f"{why}: a prior of {left:.0f} s, and {save_s:.0f} s are needed"
     if cell > 0.0 and t_s >= VOLT_HARD_FROM_S * scale:
         if cell < VOLT_SAVE:
             return f"battery at {cell:.2f} V per cell"
         if cell < VOLT_SAVE_EARLY and t_s <= VOLT_EARLY_S * scale:
             return f"battery at {cell:.2f} V per cell so soon after the transfer"
+    return ""
+
+
+def _frail(feed: FeedPolicy, reading: Reading) -> str:
+    """Why the prior of this battery counts from the first polls on, or ""."""
+    if reading.replace_battery:
+        return "the UPS asks for a new battery"
+    if feed.learned_phi is not None:
+        return "the battery's capacity is known"
+    if feed.age_y is not None and feed.age_y > OLD_Y:
+        return f"the battery is {feed.age_y:.1f} years old"
     return ""
 
 

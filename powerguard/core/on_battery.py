@@ -22,6 +22,7 @@ from powerguard.core.evidence import (
     Firmware,
     Voltage,
     charge_says,
+    light,
     runtime_says,
     see_charge,
     see_runtime,
@@ -52,7 +53,7 @@ def absorb_poll(poll: Poll, draw: Draw) -> Draw:
     draw, load = _measure(poll, draw, arrived)
     ref = load.ref
     charge, firmware = _counters(poll, draw, load, arrived) if fresh else (draw.charge, draw.firmware)
-    volts = _level(poll, draw) if arrived and reading.voltage is not None else draw.volts
+    volts = _level(poll, draw, load) if arrived and reading.voltage is not None else draw.volts
     rated, basis = capacity.rated_now(poll.feed, poll.mains.promise_s, load.mean, poll.policy.time_scale)
     used = draw.used + poll.dt / rated
     prior_at = now + prior_s(poll, draw, charge, used=used, rated=rated, basis=basis)
@@ -153,7 +154,7 @@ def _floor(draw: Draw) -> float:
     return RECENT_FLOOR_PCT if draw.recent else CHARGE_FLOOR_PCT
 
 
-def _level(poll: Poll, draw: Draw) -> Voltage:
+def _level(poll: Poll, draw: Draw, load: Load) -> Voltage:
     """The voltage takes in what is new; what can't be cells of lead-acid under load is not seen."""
     reading, mains = poll.reading, poll.mains
     assert reading.voltage is not None
@@ -164,7 +165,8 @@ def _level(poll: Poll, draw: Draw) -> Voltage:
     if not LOADED_V[0] <= cell <= LOADED_V[1]:
         return draw.volts
     since_step = _since_step(draw, poll.now)
-    return see_voltage(draw.volts, cell, poll.now, dt=poll.dt, since_step=since_step, fresh=poll.fresh)
+    lighter = 1.0 if draw.idle or draw.settle else light(load.mean)
+    return see_voltage(draw.volts, cell, poll.now, dt=poll.dt, since_step=since_step, fresh=poll.fresh, lighter=lighter)
 
 
 def _since_step(draw: Draw, now: float) -> float:

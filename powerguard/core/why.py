@@ -16,8 +16,16 @@ from powerguard.core.policy import Policy
 REPEAT_S = 900.0
 """An outage so soon after the last one isn't waited out: outages come in series (NPL survey)."""
 
+PRESSING_FROM_S, PRESSING_NEEDS = 2.0, 5.0
+"""With a prior of fewer needs than this a snapshot is due after two looks. A battery that is weaker than anybody knows
+dies in seconds, and each second that the snapshot begins sooner saves some (simulated)."""
+
 RETRY_S = 60.0
 """A snapshot that failed is tried again after this long."""
+
+AGAIN_SAVES = 6.0
+"""Snapshots are so many flushes apart at least. One slows the training by a seventh while it is written, so they cost a
+fortieth of it at most; what is at risk meanwhile is lost in one long outage of a hundred (simulated)."""
 
 LATE = 2.0
 """A flush that takes so many times its plan is late. Writes vary: 1.5 times happens, and a save lost by impatience
@@ -101,12 +109,15 @@ def why_snapshot(case: Case) -> str:
         word = f"on battery for {case.on_battery_s:.0f} s"
         if case.on_battery_s < policy.snapshot_after_s:
             since_last = _since_last(view)
-            if since_last is None or since_last >= REPEAT_S:
+            if since_last is not None and since_last < REPEAT_S:
+                word = f"another outage, {since_last:.0f} s after the last one"
+            elif _pressing(case):
+                word += f", and perhaps no more than {case.power.prior_s:.0f} s left"
+            else:
                 return ""
-            word = f"another outage, {since_last:.0f} s after the last one"
     else:
         age = case.now - view.snapshot_at
-        if age < (RETRY_S if case.flush.failed else policy.snapshot_again_s):
+        if age < (RETRY_S if case.flush.failed else max(policy.snapshot_again_s, AGAIN_SAVES * need.flush_s)):
             return ""
         word = f"the last one failed {age:.0f} s ago" if case.flush.failed else f"{age:.0f} s of work at risk"
     spare = case.spare_s
@@ -123,6 +134,13 @@ def why_snapshot(case: Case) -> str:
     if spare is not None and spare < DOUBT_FACTOR * need.save_s:
         return f"{word}, the runway is doubtful ({spare_text(case)})"
     return ""
+
+
+def _pressing(case: Case) -> bool:
+    """What is known beforehand is so little that the debounce isn't waited for, only the second look."""
+    prior_s = case.power.prior_s
+    early = case.on_battery_s >= PRESSING_FROM_S * case.policy.time_scale
+    return early and prior_s is not None and prior_s < PRESSING_NEEDS * case.need.total_s
 
 
 def _sustained(case: Case, known: outages.Outages) -> float:

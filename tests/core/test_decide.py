@@ -238,6 +238,29 @@ def test_the_runway_is_doubtful_when_it_stays_unknown():
     assert step(at(Phase.ON_BATTERY), unknown, now=120.0, need=need).orders == (Do.SNAPSHOT,)
 
 
+@pytest.mark.parametrize(("now", "prior", "taken"), [
+    (101.9, 100.0, False),  # two looks at least
+    (102.0, 5 * 67.0 - 0.1, True),
+    (102.0, 5 * 67.0, False),  # five needs: there is time for the debounce
+    (102.0, None, False),
+])  # fmt: skip
+def test_a_small_prior_is_not_waited_out(now: float, prior: float | None, taken: bool):
+    """With little known beforehand the snapshot comes at the second look, and says why."""
+    answer = step(at(Phase.ON_BATTERY), replace(OFF, runway_s=None, prior_s=prior), now=now)
+
+    assert taken == (Do.SNAPSHOT in answer.orders)
+    assert taken == ("perhaps no more than" in answer.reason)
+
+
+@pytest.mark.parametrize(("age", "taken"), [(1199.9, False), (1200.0, True)])
+def test_snapshots_are_six_flushes_apart(age: float, taken: bool):
+    """A slow flush isn't repeated so soon that writing takes the training's speed for good."""
+    need = Need(flush_s=200.0, write_s=200.0, halt_s=45.0, save_s=200.0, total_s=245.0)
+    view = at(Phase.ON_BATTERY, snapshot_at=2000.0 - age)
+
+    assert taken == (Do.SNAPSHOT in step(view, replace(OFF, runway_s=5000.0), now=2000.0, need=need).orders)
+
+
 def test_a_second_outage_is_not_waited_out():
     """Within 15 minutes of the last one the snapshot is due at once."""
     assert step(at(Phase.ON_BATTERY, ended_at=-799.0), OFF, now=100.0).orders == (Do.SNAPSHOT,)

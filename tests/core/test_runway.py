@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from powerguard.core import capacity
-from powerguard.core.evidence import level_s
+from powerguard.core.evidence import level_s, light
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.runway import EMPTY, Bound, absorb, bound, load_step
 from powerguard.core.types import Comm, Reading
@@ -300,6 +300,56 @@ def test_the_level_is_ordered_and_bounded():
     assert sorted(levels) == levels
     assert 0.0 == level_s(1.70) == level_s(0.0)
     assert level_s(2.16) == level_s(9.0) < 3000.0
+
+
+def test_the_same_volts_last_longer_at_a_light_load():
+    """Never less than at full load, at most 2.5 times, under Eaton's table at 20 %; an unknown load counts as full."""
+    loads = [0.01 * i for i in range(1, 120)]
+
+    assert sorted((light(load) for load in loads), reverse=True) == [light(load) for load in loads]
+    assert 2.5 == light(0.01)
+    assert 1.0 == light(0.30) == light(1.0) == light(-1.0) == light(0.0)
+    for volts, minutes in ((1.783, 2), (1.805, 3), (1.822, 4), (1.835, 5)):
+        assert light(0.20) * level_s(volts) < 60.0 * minutes
+
+
+def test_a_light_load_counts_while_ranks_train():
+    """1.93 V at 15 % of the load is worth more than at 60 %; parked ranks get nothing on top."""
+
+    def at(load: float) -> Story:
+        story = Story().mains(load_pct=load)
+        values = {"charge_pct": fall(99.0, 0.02), "voltage": 23.2}
+        story.drain(90.0, load_pct=lambda t: load + (t // 2.0) % 2.0, **values)
+        return story
+
+    light_s, heavy_s = (at(load).ask().evidence["voltage_s"] for load in (15.0, 60.0))
+    parked = at(15.0)
+    parked.park(1 / 3)
+    parked.drain(60.0, load_pct=lambda t: 5.0 + (t // 2.0) % 2.0, charge_pct=97.0, voltage=23.2)
+
+    assert light_s == pytest.approx(heavy_s * light(0.155), rel=0.05)
+    assert parked.ask().evidence["voltage_s"] == pytest.approx(level_s(23.2 / 12.0), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("feed", "values", "why"),
+    [
+        ({"age_y": 5.5}, {}, "the battery is 5.5 years old"),
+        ({"learned_phi": 0.2}, {}, "capacity is known"),
+        ({}, {"replace_battery": True}, "asks for a new battery"),
+        ({"age_y": 4.0}, {}, ""),
+        ({}, {}, ""),
+        ({"age_y": 5.5, "proven_phi": 0.6}, {}, ""),
+    ],
+)
+def test_a_frail_battery_is_not_waited_for(feed, values, why):
+    """Old, known to be small, or asking for another: a prior of less than the need stops at the second look."""
+    story = Story(**feed).mains(runtime_s=400.0)
+    said = story.drain(4.0, charge_pct=99.0, runtime_s=399.0, load_pct=50.0, voltage=24.6, **values)
+
+    assert "" == said[0].save_now
+    assert (why in story.ask().save_now) if why else "" == story.ask().save_now
+    assert "" == story.ask(save_s=20.0).save_now
 
 
 def test_the_dip_of_the_transfer_is_waited_out():
