@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from policy.outcome import Outcome
-from policy.world import CAP_AT_S, CAP_SHARE, FEED, POLL_S, Poll, Track, look, trained
+from policy.world import CAP_AT_S, CAP_SHARE, FAR_S, FEED, POLL_S, Poll, Track, look, poll_s, trained
 from powerguard.core.feeds import Feed, Power, step_load, view
 from powerguard.core.need import Need, eased
 from powerguard.core.phase import Do, Flush, FlushView, PhaseView
@@ -22,6 +22,7 @@ from powerguard.core.supply import hear
 from powerguard.core.transition import transition
 from powerguard.core.types import Phase, Reading
 
+PARKED_FINE_S = 60.0  # a node that was parked for longer is looked at seldom (`FAR_POLL_S`)
 EARLIER_S = 900.0  # a recent outage ended so long before this one
 
 T0 = 100_000.0
@@ -202,11 +203,14 @@ def _parked(
     halt_at = math.inf
     if now >= flushed_at:
         outcome.final = True
+    parked_t = 0.0
     while True:
         halting = phase.phase is Phase.HALTING
+        step_s = POLL_S if halting or not outcome.final else poll_s(FAR_S - PARKED_FINE_S + parked_t)
+        parked_t += step_s
         pct = load.halt_pct if halting else load.flush_pct if now < flushed_at else load.idle_pct
-        ups.step(POLL_S, mains=False, load_pct=pct)
-        t, now = t + POLL_S, now + POLL_S
+        ups.step(step_s, mains=False, load_pct=pct)
+        t, now = t + step_s, now + step_s
         if not ups.alive or (halting and now >= halt_at):
             outcome.halted, outcome.out = ups.alive, not (ups.alive and outcome.final)
             outcome.early = job.durable_from is not None

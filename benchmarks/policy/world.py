@@ -16,6 +16,9 @@ from powerguard.sim.battery import SimUps
 from powerguard.sim.population import Outage, repair_s
 
 POLL_S = 2.0
+FAR_S, FAR_POLL_S = 300.0, 6.0
+"""From so long after the transfer polls are so far apart: whoever decides, decides up to 4 s late, and it takes a third
+of the time to simulate."""
 ONLINE_POLL_S = 5.0
 CAP_AT_S = 12.0
 CAP_SHARE = 0.75
@@ -43,6 +46,11 @@ class Track:
     polls: list[Poll] = field(default_factory=list)
     out_at: float | None = None  # the output went off; None = mains came first
     mains_at: float = 0.0  # mains return
+
+
+def poll_s(t: float) -> float:
+    """From a poll at *t*, which counts from the transfer or from the park, to the next."""
+    return POLL_S if t < FAR_S else FAR_POLL_S
 
 
 def reading_of(ups: SimUps, at: float) -> Reading:
@@ -102,7 +110,7 @@ def run(outage: Outage, *, sustained: bool, capped: bool = False, mains_at: floa
         base = load.capped(CAP_SHARE) if capped and t >= CAP_AT_S else load.train_pct
         ups.step(step, mains=False, load_pct=min(109.0, base * (1.0 + load.swing * drift)))
         t += step
-        step = POLL_S
+        step = poll_s(t)
         if t >= ends:
             break
         if not ups.alive:
