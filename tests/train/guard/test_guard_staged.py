@@ -15,6 +15,7 @@ import pytest
 from powerguard.core.messages import Plan, Purpose
 from powerguard.errors import StateError
 from powerguard.generations import latest, verify
+from powerguard.generations.ledger import Ledger
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -69,9 +70,16 @@ def test_all_ranks_dead_still_leave_a_generation(daemon, ranks, tmp_path, eventu
 
 
 def test_nothing_is_left_in_shared_memory(daemon, ranks, eventually):
-    """A run that ends takes its deputy and its copies along."""
-    (process,) = ranks(1, stage_every=EVERY, steps=60)
+    """A run that ends takes its deputy and its copies along; while it runs, the deputy is in a session of its own."""
+    (process,) = ranks(1, stage_every=EVERY, steps=120, step_s=0.05)
     pid = process.pid
+    eventually(lambda: daemon.job.members[0].deputy_at is not None)
+    (path,) = Path("/dev/shm").glob(f"powerguard-stage.{pid}.*.ledger")
+    ledger = Ledger.open(path)
+    deputy = ledger.deputy
+    ledger.close()
+    assert os.getsid(deputy) != os.getsid(pid)
+    assert os.getpgid(deputy) != os.getpgid(pid)
     eventually(lambda: process.ended() is not None)
 
     assert 0 == process.ended()
