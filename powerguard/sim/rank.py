@@ -12,6 +12,7 @@ from msgspec import Struct
 from powerguard.core import follow
 from powerguard.core.messages import (
     Beat,
+    Decide,
     Failed,
     FromRank,
     Hello,
@@ -25,6 +26,7 @@ from powerguard.core.messages import (
     ToRank,
     Welcome,
 )
+from powerguard.sim.deputy import SimDeputy
 from powerguard.sim.faults import (
     DiskFull,
     GilHeld,
@@ -55,6 +57,7 @@ class RankSpec(Struct, frozen=True):
     fsync_s: float = 0.5
     measured: bool = True  # it knows its own pace from the start
     jitter: float = 0.05  # of a step
+    stage_every: int = 0  # so many steps apart the state is copied for the deputy; 0 = there is none
 
 
 class Disk:
@@ -117,6 +120,7 @@ class SimRank:
         self._sealing: list[tuple[float, Seal]] = []
         self._begun: dict[RankFault, float] = {}
         self._saves = 0  # shards that it tried to make durable
+        self.deputy = SimDeputy(spec.write_s + spec.fsync_s, self._from_deputy) if spec.stage_every else None
 
     # ---- what is wrong with it ---------------------------------------------------------------------
 
@@ -165,6 +169,8 @@ class SimRank:
         if isinstance(cache, VolatileCache):
             self.disk.forget(self.rank, now - cache.lost_s)
         self.alive = False
+        if self.deputy is not None:
+            self.deputy.alive = False
 
     def hear(self, message: ToRank, now: float) -> list[FromRank]:
         """Take a message in and answer it."""
@@ -204,7 +210,11 @@ class SimRank:
     # ---- its life ----------------------------------------------------------------------------------
 
     def tick(self, now: float, peers: list[SimRank]) -> list[FromRank]:
-        """Live until *now*: what it says unasked."""
+        """Live until *now*: what it says unasked, and what its deputy says for it."""
+        said = self.deputy.tick(now) if self.deputy is not None and self.started else []
+        return said + self._live(now, peers)
+
+    def _live(self, now: float, peers: list[SimRank]) -> list[FromRank]:
         if not self.started:
             late = [fault.at for fault in self.faults if isinstance(fault, LateJoiner)]
             if late and now < max(late):
@@ -242,10 +252,16 @@ class SimRank:
         if why:
             self.follower = follow.say(self.follower, Failed(save.seq, save.step, why), now)
             return
-        self.disk.wrote(self.rank, save.generation, save.step, now)
-        record = ShardRecord(self.rank, f"rank-{self.rank:05d}", 1 << 30, f"{save.step:032x}")
-        shard = Shard(save.seq, save.step, save.generation, record, self.spec.write_s, self.spec.fsync_s)
-        self.follower = follow.say(self.follower, shard, now)
+        self.follower = follow.say(self.follower, self._shard(save.seq, save.step, save.generation, now), now)
+
+    def _shard(self, seq: int, step: int, generation: str, now: float) -> Shard:
+        """Its part of a generation, durable now."""
+        self.disk.wrote(self.rank, generation, step, now)
+        record = ShardRecord(self.rank, f"rank-{self.rank:05d}", 1 << 30, f"{step:032x}")
+        return Shard(seq, step, generation, record, self.spec.write_s, self.spec.fsync_s)
+
+    def _from_deputy(self, order: Decide, now: float) -> Shard:
+        return self._shard(order.seq, order.step, order.generation, now)
 
     def _refused(self, now: float) -> str:
         """Why this save can't be written, or ""."""
@@ -273,6 +289,9 @@ class SimRank:
             slow = self._ill(StepSlow, now)
             factor = slow.factor if isinstance(slow, StepSlow) else 1.0
             self._ends_at = now + factor * self.spec.step_s * (1.0 + self.spec.jitter * self.rng.random())
+            if self.deputy is not None and self.step % self.spec.stage_every == 0:
+                self.deputy.stage(self.step)
+                self._ends_at += self.spec.stage_s
         elif isinstance(todo, follow.Save):
             self._saving, self._staged_at = todo, None
             self._durable_at = now + self.spec.stage_s

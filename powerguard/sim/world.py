@@ -275,6 +275,8 @@ class World:
         for action in decision.actions:
             if isinstance(action, Send):
                 rank = self.ranks.get((action.job, action.rank))
+                if rank is not None and rank.deputy is not None:
+                    rank.deputy.hear(action.message, now)
                 if rank is not None and not rank.deaf(now):
                     answers = rank.hear(action.message, now)
                     self._reports += [RankReport(action.job, action.rank, now, answer) for answer in answers]
