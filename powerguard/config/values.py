@@ -40,7 +40,7 @@ class NodeConfig(Struct, frozen=True):
     """`[node]`: this machine."""
 
     name: str = ""  # as seen by people and ranks; the host's name when absent
-    min_supplies: int = 1  # becomes Policy.min_supplies
+    min_supplies: int = 1  # UPSes that must be on mains for the node to count as on line
     run_dir: str = "/run/powerguard"  # sockets
     state_dir: str = "/var/lib/powerguard"  # journal, and what outages taught
     socket_group: str = ""  # group that may use the sockets; "" = the group of run_dir
@@ -49,9 +49,9 @@ class NodeConfig(Struct, frozen=True):
 class UpsConfig(Struct, frozen=True):
     """One `[[ups]]`: a feed of this node, and how it is reached."""
 
-    name: str  # canonical: "ups@host:port", the feed's identity everywhere
-    user: str = ""
-    password: Secret = field(default_factory=Secret)
+    name: str  # "ups@host" or "ups@host:port"
+    user: str = ""  # in upsd.users, of type "secondary"; "" = no LOGIN, so that the primary doesn't wait for this node
+    password: Secret = field(default_factory=Secret)  # better in a file: `password_file`
     tls: str = "off"  # "off" | "require"
     tls_ca: str = ""  # PEM file that the server's certificate must chain to; "" = the system's
     answer_max_s: float = 4.0  # one poll has this long, connecting and logging in included
@@ -77,7 +77,7 @@ class HaltConfig(Struct, frozen=True):
     """`[halt]`: how the node is powered off."""
 
     method: str = "dry-run"  # "dry-run" | "logind" | "command" | "upsmon-fsd"
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()  # of method "command": a program and its arguments, no shell
     delay_shutdown: bool = True  # whoever shuts the system down, ranks flush first (logind's delay lock)
 
 
@@ -124,7 +124,7 @@ class LogConfig(Struct, frozen=True):
 class NotifyConfig(Struct, frozen=True):
     """`[notify]`: a program that is told every announcement."""
 
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()  # a program and its arguments, no shell; see docs/notifications.md
 
 
 class Config(Struct, frozen=True):
