@@ -26,6 +26,7 @@ from powerguard.checkpoint import Checkpointer
 from powerguard.generations import generation_name, latest
 from powerguard.generations.seal import seal_if_whole
 from powerguard.train.dcp import DurableWriter
+from powerguard.train.dcp_reader import GenerationReader
 from powerguard.train.export import export, import_dcp
 from powerguard.train.flush import Flusher
 
@@ -104,12 +105,18 @@ def save_and_go_on(kind: str, rank: int, world: int, directory: Path) -> dict[st
 
 
 def load_stock(kind: str, _rank: int, world: int, directory: Path) -> dict[str, Any]:
-    """Stock dcp.load of the export, at this world size, goes on training."""
+    """Stock dcp.load of the export, at this world size, goes on training; read as it lies, it is the same."""
     state = build(kind, world, seed=9)
     model, optimizer = get_state_dict(state["model"], state["optimizer"])
     dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=directory / "dcp")
     set_state_dict(state["model"], state["optimizer"], model_state_dict=model, optim_state_dict=optimizer)
     whole = whole_state(state)
+    direct = build(kind, world, seed=8)
+    model, optimizer = get_state_dict(direct["model"], direct["optimizer"])
+    reader = GenerationReader(directory / generation_name(3, "x"))
+    dcp.load({"model": model, "optimizer": optimizer}, storage_reader=reader)
+    set_state_dict(direct["model"], direct["optimizer"], model_state_dict=model, optim_state_dict=optimizer)
+    assert whole_state(direct) == whole
     return {"losses": train(state, 3, 3), "whole": whole}
 
 

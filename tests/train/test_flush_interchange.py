@@ -134,6 +134,31 @@ def test_export_to_dcp_is_read_by_stock_dcp(flusher, save, trained, tmp_path):
     assert state["powerguard"]["step"] == 7
 
 
+def test_stock_dcp_reads_a_generation_as_it_lies(flusher, save, trained):
+    """`dcp.load` through our reader: tensors and plain values without an export, and nothing of a damaged one."""
+    import torch.distributed.checkpoint as dcp
+
+    from powerguard.train.dcp_reader import GenerationReader
+
+    generation = save(flusher(), trained, 7)
+    model = {name: torch.zeros_like(value) for name, value in trained["model"].state_dict().items()}
+    state = {"model": model, "place": {"epoch": 0, "seen": torch.zeros(5, dtype=torch.long)}, "powerguard": {"step": 0}}
+    dcp.load(state, storage_reader=GenerationReader(generation.path), no_dist=True)
+    assert same(state["model"], dict(trained["model"].state_dict()))
+    assert state["place"]["epoch"] == 3
+    assert torch.equal(state["place"]["seen"], torch.arange(5))
+    assert state["powerguard"]["step"] == 7
+    path = generation.path / "rank-00000" / "shard.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    model["0.weight"].zero_()
+    for place, words in ((generation.path, "doesn't match its checksum"), (generation.path.parent, "isn't a generation")):
+        with pytest.raises(BaseException, match=words):
+            dcp.load(state, storage_reader=GenerationReader(place), no_dist=True)
+    assert not model["0.weight"].any()
+
+
 def test_export_by_index_fits_plain_state_dicts(flusher, save, trained, tmp_path):
     """For code that gives optimizer.state_dict() itself to dcp.load."""
     import torch.distributed.checkpoint as dcp
