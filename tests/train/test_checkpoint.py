@@ -110,6 +110,27 @@ def test_several_ranks_need_a_name_in_common(tmp_path, monkeypatch):
         saver.close()
 
 
+def test_every_rank_has_its_space_reserved_anew_after_a_save(tmp_path):
+    """Beside the hook, which reserves: not only the rank that finishes last, which seals, has room for two more."""
+    from powerguard.checkpoint import Checkpointer
+    from powerguard.train.flush import Flusher
+
+    flushers = [Flusher(tmp_path, rank=rank, world_size=2) for rank in range(2)]
+    for flusher in flushers:
+        flusher.prepare({"w": torch.zeros(1000)}, prove=False)
+    savers = [
+        Checkpointer(tmp_path, rank=rank, world_size=2, attempt="a", keep=1, flusher=flusher)
+        for rank, flusher in enumerate(flushers)
+    ]
+    for step in (1, 2, 3):
+        for saver in savers:
+            saver.save({"w": torch.ones(1000)}, step)
+    waiting = [path.name.split(".")[0] for path in (tmp_path / ".powerguard" / "reserve").iterdir() if path.is_dir()]
+    assert sorted(waiting) == ["rank-00000"] * 2 + ["rank-00001"] * 2
+    for closing in (*savers, *flushers):
+        closing.close()
+
+
 def test_torchrun_names_the_start(tmp_path, monkeypatch):
     """Under torchrun, ranks have its run and restart count in common."""
     from powerguard.checkpoint import Checkpointer
