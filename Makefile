@@ -77,5 +77,10 @@ bench: $(STAMP)/dev   ## each benchmark prints one JSON line
 golden: $(STAMP)/dev   ## rewrites the golden stories; commit only what you understand and want
 	$(BIN)/python -m powerguard.sim.scenario --rewrite tests/scenarios
 
+SIM_RUNS ?= 20000
+SIM_JOBS ?= 1
+sim-agree: $(STAMP)/dev   ## SIM_RUNS=20000 runs of a job over several nodes while everything fails; prints seeds
+	$(BIN)/python -m powerguard.sim.agree --runs $(SIM_RUNS) --jobs $(SIM_JOBS) $(if $(JSON),--json)
+
 clean:          ## removes what make made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -101,6 +101,7 @@ def order(
     budget_s: float | None,
     reason: str,
     now: float,
+    weights: tuple[float, ...] = (),
 ) -> Outcome:
     """Begin order *seq*; an older or equal one changes nothing, and a SNAPSHOT never overtakes a STOP that isn't over.
 
@@ -125,6 +126,7 @@ def order(
         parts={rank: Part() for rank in range(job.world_size)},
         reason=reason,
         budget_s=budget_s,
+        weights=weights,
         nth=old.nth + 1 if old is not None and old.purpose is purpose is Purpose.STOP and not old.over else 1,
     )
     job = replace(job, order=new, earlier=earlier, resume=None, retry=False)

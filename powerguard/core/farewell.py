@@ -27,6 +27,7 @@ def resume(policy: Policy, job: Job, reason: str, now: float) -> Outcome:
 def recall(policy: Policy, job: Job, reason: str, now: float) -> Outcome:
     """The halt is off, or was a dry run: order, QUIESCE and EXIT are over, and who hasn't left yet trains on."""
     seqs = [known.seq for known in (job.order, job.quiesce, job.leave) if known is not None]
+    seqs += [node.beyond for node in job.nodes.values() if node.beyond]  # other leaders' orders, obeyed somewhere
     if not seqs:
         return job, ()
     over = replace(job.order, over=True) if job.order is not None else None

@@ -58,7 +58,7 @@ def words(policy: Policy, state: State, said: Said, now: float) -> tuple[Said, t
         if not job.spans:
             continue
         every_s = GOSSIP_FAST_S if _busy(job) else GOSSIP_S
-        course = report = None
+        course = report = common = None
         for node, address in _to(job):
             last = said.words.get((node, name))
             if job.leads:
@@ -66,7 +66,10 @@ def words(policy: Policy, state: State, said: Said, now: float) -> tuple[Said, t
                 word: FromPeer = _for(course, job, node)
             else:
                 word = report = report or _report(state, job, now)
-            news = _news(word)
+            if word is course or word is report:
+                news = common = common or _news(word)  # the same for all, and there may be a thousand
+            else:
+                news = _news(word)
             if last is None or news != last.news or now - last.at >= every_s:
                 last = Last(now, news)
                 sends.append(SendPeer(node, address, word))

@@ -24,6 +24,7 @@ JOBS = 64
 def absorb(state: State, words: Iterable[PeerReport], now: float) -> State:
     """The state after what other nodes said. A word that is old, misaddressed or contradicts its sender is nothing."""
     jobs, seq = state.jobs, state.seq
+    batch = Batch()
     for heard in words:
         word = heard.message
         if word.node != heard.node:
@@ -34,10 +35,47 @@ def absorb(state: State, words: Iterable[PeerReport], now: float) -> State:
         if word.node == state.node:  # the master address is ours, by a name that we didn't know
             job = replace(job, lead="") if job.lead == NO_LEADER and job.term == 0 else job
         else:
-            job = _heard(state, job, word, now)
+            job = _heard(state, batch.own(job), word, now, batch)
             seq = max(seq, word.seq)
         jobs = {**jobs, job.name: job}
     return state if jobs is state.jobs else replace(state, jobs=jobs, seq=seq)
+
+
+class Batch:
+    """The jobs of one batch of words. A leader hears of thousands of ranks at once, so their dicts are copied once and
+    then changed in place, and the ranks of a node are found without looking at all of them.
+    """
+
+    def __init__(self) -> None:
+        self._owned: set[str] = set()
+        self._indexed: tuple[dict[int, Member], dict[str, set[int]]] = ({}, {})
+
+    def own(self, job: Job) -> Job:
+        """The job, with dicts that nobody else has."""
+        if job.name in self._owned:
+            return job
+        self._owned.add(job.name)
+        return replace(
+            job,
+            members=dict(job.members),
+            nodes=dict(job.nodes),
+            order=_apart(job.order),
+            earlier=_apart(job.earlier),
+        )
+
+    def ranks(self, job: Job, node: str) -> set[int]:
+        """The ranks of *node*, to be kept up with `job.members`."""
+        members, index = self._indexed
+        if members is not job.members:
+            index = {}
+            for rank, member in job.members.items():
+                index.setdefault(member.node, set()).add(rank)
+            self._indexed = (job.members, index)
+        return index.setdefault(node, set())
+
+
+def _apart(order: Order | None) -> Order | None:
+    return None if order is None else replace(order, parts=dict(order.parts))
 
 
 def _stranger(state: State, jobs: dict[str, Job], word: FromPeer) -> Job | None:
@@ -47,7 +85,7 @@ def _stranger(state: State, jobs: dict[str, Job], word: FromPeer) -> Job | None:
     return Job(word.job, word.world_size, directory=word.directory, unit=word.unit, term=word.term)
 
 
-def _heard(state: State, job: Job, word: FromPeer, now: float) -> Job:
+def _heard(state: State, job: Job, word: FromPeer, now: float, batch: Batch) -> Job:
     node = job.nodes.get(word.node, Node(word.node))
     if node.boot == word.boot and word.n <= node.n:
         return job
@@ -58,7 +96,7 @@ def _heard(state: State, job: Job, word: FromPeer, now: float) -> Job:
         job = _follow(state, job, word, now)
     job = _with(job, replace(node, behind=False))
     if isinstance(word, Report):
-        return _reported(job, word, now) if job.leads else job
+        return _reported(job, word, now, batch) if job.leads else job
     if job.leads or word.claimer not in (word.node, "") or word.claimer != job.claimer:
         return job
     return _steered(replace(job, lead=word.node, lead_at=now, passed=()), word, now)
@@ -72,16 +110,18 @@ def _follow(state: State, job: Job, word: FromPeer, now: float) -> Job:
 
 
 def _with(job: Job, node: Node) -> Job:
-    return replace(job, nodes={**job.nodes, node.name: node})
+    job.nodes[node.name] = node  # ours: see Batch
+    return job
 
 
 # ---- a leader hears of a node's ranks --------------------------------------------------------------
 
 
-def _reported(job: Job, report: Report, now: float) -> Job:
+def _reported(job: Job, report: Report, now: float, batch: Batch) -> Job:
     node = replace(job.nodes[report.node], heard_at=now, want=report.want, roster_n=report.roster_n)
-    old = {rank: member for rank, member in job.members.items() if member.node == report.node}
-    members = {rank: member for rank, member in job.members.items() if member.node != report.node}
+    members, ranks = job.members, batch.ranks(job, report.node)
+    old = {rank: members.pop(rank) for rank in ranks}
+    ranks.clear()
     renewed: set[int] = set()
     for told in report.ranks:
         known = members.get(told.rank)
@@ -91,8 +131,11 @@ def _reported(job: Job, report: Report, now: float) -> Job:
         was = old.get(told.rank)
         if was is not None and was.pid != member.pid:
             renewed.add(told.rank)
+        if known is not None and known.node != report.node:
+            batch.ranks(job, known.node).discard(told.rank)
         members[told.rank] = member
-    job = replace(job, members=members, directory=job.directory or report.directory)
+        ranks.add(told.rank)
+    job = replace(job, directory=job.directory or report.directory)
     if report.saved is not None and (job.saved is None or job.saved.step < report.saved.step):
         job = replace(job, saved=replace(report.saved, at=now))
     if job.claimed_at is not None:
@@ -137,9 +180,9 @@ def _learned(job: Job, report: Report, now: float) -> Job:
         return job
     if known is None or told.seq > known.seq:
         parts = {rank: Part() for rank in range(job.world_size)}
-        return replace(job, order=_mirrored(None, told, parts, now))
+        return replace(job, order=seats.everybody(job, _mirrored(None, told, parts, now)))
     if known.step < 0 <= told.step:
-        return replace(job, order=_mirrored(known, told, known.parts, now))
+        return replace(job, order=seats.everybody(job, _mirrored(known, told, known.parts, now)))
     return job
 
 
@@ -156,7 +199,7 @@ def _parts(order: Order | None, report: Report, renewed: set[int], now: float) -
     """The order with the parts of the node's ranks as the node knows them."""
     if order is None:
         return None
-    parts = dict(order.parts)
+    parts = order.parts  # ours: see Batch
     for rank in renewed & parts.keys():
         part = parts[rank]
         if order.stage is Stage.PREPARE:
@@ -164,13 +207,14 @@ def _parts(order: Order | None, report: Report, renewed: set[int], now: float) -
         else:
             trouble = part.trouble or ("" if part.shard is not None else f"rank {rank} was started anew")
             parts[rank] = replace(part, anew=True, parked=False, decided=False, trouble=trouble)
+    own = {rank.rank for rank in report.ranks}
     told = next((each for each in (report.order, report.earlier) if each and each.order.seq == order.seq), None)
     for each in () if told is None else told.parts:
-        if each.rank in parts and any(rank.rank == each.rank for rank in report.ranks):
+        if each.rank in parts and each.rank in own:
             parts[each.rank] = _merged(order, parts[each.rank], each.part, now)
     if told is not None and told.order.sealed_by >= 0 and told.order.sealed_by in parts and order.sealed_by < 0:
         order = replace(order, sealed_by=told.order.sealed_by)
-    return order if parts == order.parts else replace(order, parts=parts)
+    return order
 
 
 def _merged(order: Order, known: Part, told: Part, now: float) -> Part:

@@ -96,15 +96,17 @@ def leading(state: State, job: Job, now: float, *, term: int) -> Job:
         claimed_at=now,
         nodes=nodes,
         retry=False,
-        order=_everybody(job, job.order),
-        earlier=_everybody(job, job.earlier),
+        order=everybody(job, job.order),
+        earlier=everybody(job, job.earlier),
     )
 
 
-def _everybody(job: Job, order: Order | None) -> Order | None:
-    """A leader's order has a part for every rank of the world."""
+def everybody(job: Job, order: Order | None) -> Order | None:
+    """A leader's order has a part for every rank of the world; what was durable elsewhere is to be told anew."""
     if order is None:
         return None
+    if order.stage is Stage.SEALING:
+        order = replace(order, stage=Stage.DECIDED, sealer=-1, seal_tries=0)
 
     return replace(order, parts={rank: order.parts.get(rank, Part()) for rank in range(job.world_size)})
 

@@ -104,6 +104,8 @@ def _where(state: State, name: str, job: Job) -> Flush:
     if not stopped(job):
         return Flush.IDLE if job.alive else Flush.NONE
     outcome = job.outcome
+    if _overtaken(job):
+        return Flush.UNDERWAY  # it is to be stopped anew
     if not job.leads and not job.alive and not job.members:
         return Flush.NONE
     if not job.alive and all(member.gone.startswith("left") for member in job.members.values()):
@@ -171,6 +173,7 @@ def serve(policy: Policy, state: State, nxt: Next, now: float) -> tuple[State, t
                 budget_s=budget(state, job, now) if purpose is Purpose.STOP else None,
                 reason=_reason(state, nxt, job, purpose),
                 now=now,
+                weights=_weights(state, job),
             )
             actions += told
         elif state.phase is Phase.HALTING:
@@ -180,7 +183,7 @@ def serve(policy: Policy, state: State, nxt: Next, now: float) -> tuple[State, t
             job, told = _dismiss(policy, job, seq, now)
             actions += told
         elif state.phase in (Phase.ONLINE, Phase.ON_BATTERY) and _to_be_recalled(job, now):
-            job, told = agree.recall(policy, _beyond(job), state.view.why, now)
+            job, told = agree.recall(policy, job, state.view.why, now)
             actions += told
         elif state.phase is Phase.ONLINE and _strays(job) and job.resume is None and _on_line(state):
             waiting = {rank: Due() for rank in _strays(job)}
@@ -227,17 +230,9 @@ def _snapshot_elsewhere(job: Job, now: float) -> bool:
 
 def _overtaken(job: Job) -> bool:
     """Ranks of another node obey a newer order, of another leader: only a still newer one reaches them."""
-    order = job.order
-    newest = max((node.beyond for node in job.nodes.values()), default=0)
-    return order is not None and newest > order.seq
-
-
-def _beyond(job: Job) -> Job:
-    """The job, so that a RESUME also ends the orders of other leaders that are obeyed somewhere."""
-    newest = max((node.beyond for node in job.nodes.values()), default=0)
-    if job.order is None or newest <= job.order.seq:
-        return job
-    return replace(job, order=replace(job.order, seq=newest))
+    if job.order is None or not job.nodes or not job.leads:
+        return False
+    return max(node.beyond for node in job.nodes.values()) > job.order.seq
 
 
 def _cannot_go_on(job: Job, now: float) -> bool:
@@ -276,6 +271,33 @@ def budget(state: State, job: Job, now: float) -> float | None:
         if node.want.budget_s is not None
     ]
     return max(0.0, min(given)) if given else None
+
+
+ALIKE = 0.8
+"""Runways that differ by less than this factor are the same, for all that is known of them."""
+
+
+def _weights(state: State, job: Job) -> tuple[float, ...]:
+    """How much of what ranks hold alike each should write: those whose nodes live longest do. () = all the same."""
+    if not job.nodes:
+        return ()
+    lasts = {name: _lasts_s(node.want.phase, node.want.runway_s) for name, node in job.nodes.items()}
+    lasts[""] = _lasts_s(state.phase.value, None if state.power is None else state.power.runway_s)
+    longest = max(lasts[member.node] for member in job.members.values() if member.node in lasts)
+    if min(lasts.values()) >= ALIKE * longest:
+        return ()
+    long = {name for name, each in lasts.items() if each >= ALIKE * longest}
+    return tuple(
+        1.0 if rank in job.members and job.members[rank].node in long else 0.0 for rank in range(job.world_size)
+    )
+
+
+FOREVER_S = 1e6
+
+
+def _lasts_s(phase: str, runway_s: float | None) -> float:
+    """How long a node has power, as far as its word goes: for good on line, not long where nobody knows."""
+    return FOREVER_S if phase == Phase.ONLINE.value else runway_s or 0.0
 
 
 def _event_elsewhere(job: Job) -> str:

@@ -1,0 +1,170 @@
+"""A job over several nodes: a sample of the runs of `make sim-agree`, and the bugs that it must notice."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from msgspec.structs import replace
+
+from powerguard.core.job import Stage
+from powerguard.core.messages import Plan
+from powerguard.core.types import Phase
+from powerguard.errors import InvariantError
+from powerguard.sim.agree import many
+from powerguard.sim.chances import draw
+from powerguard.sim.cluster import BEGIN, JOB, Cluster, Fall, Mishap, Outage, Run, Split, Window
+from powerguard.sim.laws import Breach
+from powerguard.sim.planted import BUGS, planted
+from powerguard.sim.ranks import NEVER, Spec
+
+RUNS = int(os.environ.get("POWERGUARD_TEST_SIM", "300"))
+
+
+def job_of(cluster: Cluster, node: int):
+    """What a node's daemon knows of the job."""
+    return cluster.nodes[node].state.jobs[JOB]
+
+
+def until(cluster: Cluster, what, within_s: float = 60.0) -> None:
+    """Lets the cluster live until *what* holds."""
+    end = cluster.now + within_s
+    while not what():
+        assert cluster.now < end, cluster.stuck()
+        cluster.tick()
+
+
+@pytest.mark.slow
+def test_a_sample_of_random_runs_keeps_every_law():
+    """`make sim-agree` in small; a failure names its seeds."""
+    assert {} == many(range(1, RUNS + 1)).breaches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
+def test_a_planted_bug_is_noticed_by_its_law(bug):
+    """Every law can fail: some seed of a few dozen breaks it as soon as the core has a small bug."""
+    with planted(bug.name):
+        for seed in range(1, 400):
+            run = draw(seed)
+            if run.nodes * run.per_node > 12:
+                continue
+            try:
+                Cluster(run).run()
+            except (Breach, InvariantError) as error:
+                if str(error).startswith(bug.law):
+                    return
+    raise AssertionError(f"no seed notices it: {bug.name}")
+
+
+def test_an_outage_of_one_node_stops_all_at_one_step_and_halts_that_node_alone():
+    """UPS of one host fails: six ranks, one step, one seal; the others don't halt, their ranks leave to be requeued."""
+    cluster = Cluster(Run(seed=1, nodes=3, per_node=2, outages=(Outage(), Outage(3.0), Outage())))
+    until(cluster, lambda: cluster.laws.seals)
+    cluster.run()
+
+    assert [True, False, True] == [node.powered for node in cluster.nodes]
+    assert all(rank.exited for rank in cluster.ranks)
+    assert [75] * 6 == [rank.f.exit.code for rank in cluster.ranks if rank.f.exit is not None]
+    assert 1 == len({rank.step for rank in cluster.ranks})
+
+
+def test_mains_that_return_let_all_nodes_train_on():
+    """The same outage, over before the battery is: everybody trains on in place."""
+    cluster = Cluster(Run(seed=2, nodes=3, per_node=2, outages=(Outage(), Outage(3.0, 9.0), Outage()), calm_at=12.0))
+    cluster.run()
+    step = min(rank.step for rank in cluster.ranks)
+    for _ in range(20):
+        cluster.tick()
+
+    assert all(rank.alive for rank in cluster.ranks)
+    assert min(rank.step for rank in cluster.ranks) > step
+    assert cluster.laws.seals
+
+
+@pytest.mark.parametrize("stage", ["prepare", "decided", "sealing", "sealed"])
+@pytest.mark.parametrize("away_s", [1.0, NEVER], ids=["restarted", "never-back"])
+def test_the_leaders_daemon_is_lost_at_any_point(stage, away_s):
+    """With a restart the generation is sealed; without one it ends all the same, in a halt or with an honest word."""
+    fall = Fall(stage, told=0.4, away_s=away_s)
+    cluster = Cluster(Run(seed=5, nodes=3, per_node=2, outages=(Outage(), Outage(3.0), Outage(3.5)), falls=(fall,)))
+    cluster.run()
+
+    assert not cluster.falls
+    assert not cluster.nodes[1].powered
+    if away_s < NEVER:
+        assert cluster.laws.seals
+
+
+def test_a_node_cut_off_saves_its_own_part_and_halts():
+    """The network dies first: the lone node's ranks write their shards and it halts, though no seal can come of it."""
+    split = Split(Window(2.5, 200.0), frozenset({1}))
+    cluster = Cluster(
+        Run(seed=3, nodes=2, per_node=2, outages=(Outage(), Outage(3.0)), splits=(split,), coupled=False, calm_at=60.0)
+    )
+    until(cluster, lambda: not cluster.nodes[1].powered)
+
+    own = [shards for shards in cluster.laws.disk.values() if set(shards) == {2, 3}]
+    assert own
+    assert {} == cluster.laws.seals
+    assert cluster.nodes[0].powered
+
+
+def test_a_rank_that_hangs_is_saved_from_what_all_have_staged():
+    """Plan B: a stopped rank, and still a sealed generation, of the newest step that every rank holds."""
+    mishap = Mishap("stopped", 1, Window(4.0, 30.0))
+    cluster = Cluster(
+        Run(seed=4, nodes=2, per_node=2, spec=Spec(stage_every=2), outages=(Outage(3.0),), mishaps=(mishap,))
+    )
+    until(cluster, lambda: cluster.laws.seals)
+
+    assert Plan.STAGED in cluster.plans
+    assert all(step % 2 == 0 for step in cluster.laws.seals.values())
+
+
+def test_a_job_of_one_node_needs_nobody():
+    """The same code serves the single node, and says nothing to anybody."""
+    cluster = Cluster(Run(seed=6, nodes=1, per_node=4, outages=(Outage(2.0),)))
+    cluster.run()
+
+    assert cluster.laws.seals
+    assert 0 == cluster.sent
+    assert not cluster.nodes[0].powered
+
+
+def test_the_successor_is_the_next_seat_and_the_old_leader_follows_it():
+    """The leader's daemon away for long: its heir by lowest rank leads; once back, it follows."""
+    cluster = Cluster(Run(seed=7, nodes=3, per_node=1, mishaps=(Mishap("daemon", 0, Window(3.0, 12.0)),), calm_at=30.0))
+    until(cluster, lambda: cluster.now >= BEGIN + 12.0)
+    assert job_of(cluster, 1).leads
+    assert "n1" == job_of(cluster, 2).lead
+    until(cluster, lambda: cluster.now >= BEGIN + 20.0)
+
+    assert "n1" == job_of(cluster, 0).lead
+    assert [1, 1, 1] == [job_of(cluster, node).term for node in range(3)]
+
+
+def test_two_halves_end_under_one_leader():
+    """A split in two makes two leaders; once it is whole, the higher claim leads, and nobody is kept from training."""
+    split = Split(Window(3.0, 14.0), frozenset({2, 3}))
+    cluster = Cluster(Run(seed=8, nodes=4, per_node=1, splits=(split,), calm_at=22.0))
+    until(cluster, lambda: cluster.now >= BEGIN + 15.0)
+    assert {0, 2} == {node for node in range(4) if job_of(cluster, node).leads}
+    cluster.run()
+
+    assert {2} == {node for node in range(4) if job_of(cluster, node).leads}
+    assert {Phase.ONLINE} == {node.state.phase for node in cluster.nodes}
+
+
+def test_a_snapshot_spans_nodes():
+    """One node's outage has all ranks stage at one step and train on; the generation is sealed."""
+    ride = replace(Run(seed=0).policy, on_battery="ride", snapshot_after_s=2.0)
+    cluster = Cluster(
+        Run(seed=9, nodes=3, per_node=1, policy=ride, outages=(Outage(), Outage(3.0, 30.0)), calm_at=12.0)
+    )
+    until(cluster, lambda: cluster.laws.seals)
+
+    order = job_of(cluster, 0).order
+    assert Stage.SEALED is order.stage
+    assert "snapshot" == order.purpose.value
+    assert all(rank.alive and not rank.parked for rank in cluster.ranks)
