@@ -19,7 +19,7 @@ import typer
 
 from powerguard import config
 from powerguard.drill import live as live_drill
-from powerguard.drill import live_report, stories, suite
+from powerguard.drill import live_report, retell, stories, suite
 from powerguard.drill import report as page
 from powerguard.drill.plan import PLANS, Plan, choose
 from powerguard.drill.run import Outcome, run
@@ -27,11 +27,15 @@ from powerguard.drill.screen import Screen
 from powerguard.drill.supply import boottime
 from powerguard.drill.told import from_journal
 from powerguard.errors import DrillFailed, UsageError
+from powerguard.journal import read as read_journal
 
 
 def register(app: typer.Typer) -> None:
     """Adds both commands to *app*."""
     app.command("drill", help=_drill_help())(drill)
+    app.command("scenario", help="Turn an outage in the daemon's journal into a scenario, for `powerguard drill`.")(
+        scenario
+    )
     app.command("report", help="Write the HTML report of an outage from the daemon's journal.")(report)
 
 
@@ -212,6 +216,24 @@ def report(
     story = from_journal(journal, outage=outage - 1)
     path = page.write(story, out or Path(journal.stem).with_suffix(".html"))
     sys.stdout.write(f"{story.title}: {story.verdict}\nreport: {path}\n")
+
+
+def scenario(
+    journal: Annotated[Path, typer.Argument(help="a journal-*.jsonl of the daemon's state_dir", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="its file; without it, to here", show_default=False)] = None,
+    outage: Annotated[int, typer.Option(help="which outage of the journal, 1 = the first; 0 = the last")] = 0,
+    every: Annotated[float, typer.Option(help="a UPS's numbers at most once in so many seconds")] = 2.0,
+) -> None:
+    """What the UPSes said, who commanded what, and what must hold; the answers are this version's."""
+    text = retell.scenario(read_journal(journal), outage=outage - 1, every_s=every)
+    if out is None:
+        sys.stdout.write(text)
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as err:
+        raise UsageError(f"{out} can't be written: {err.strerror or err}", todo="name another file") from None
+    say(f"scenario: {out}")
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
