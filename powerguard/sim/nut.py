@@ -33,8 +33,8 @@ FOLDERS = ("/lib/nut", "/usr/lib/nut", "/usr/libexec/nut", "/usr/lib/ups/driver"
 """Where distributions keep upsd and the drivers. Debian's /usr/sbin/upsd is a wrapper that does nothing while
 /etc/nut/nut.conf says MODE=none, so the folders of the real binaries come first."""
 
-READY_S = 15.0
-"""A driver and upsd need some 3 s until the first data is in (WAIT until then)."""
+READY_S = 60.0
+"""A driver and upsd need some 3 s until the first data is in (WAIT until then); many times that where cores are scarce."""
 
 # dummy-ups reads its file with parseconf: these are eaten or end the value
 _UNWRITABLE = set('"#\\\n\r')
