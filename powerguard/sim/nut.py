@@ -34,7 +34,7 @@ FOLDERS = ("/lib/nut", "/usr/lib/nut", "/usr/libexec/nut", "/usr/lib/ups/driver"
 /etc/nut/nut.conf says MODE=none, so the folders of the real binaries come first."""
 
 READY_S = 60.0
-"""A driver and upsd need some 3 s until the first data is in (WAIT until then); many times that where cores are scarce."""
+"""A driver and upsd need some 3 s until the first data is in (WAIT until then); far longer where cores are scarce."""
 
 # dummy-ups reads its file with parseconf: these are eaten or end the value
 _UNWRITABLE = set('"#\\\n\r')
