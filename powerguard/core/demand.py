@@ -55,9 +55,7 @@ def _farewell(policy: Policy, job: Job, now: float) -> tuple[Job, tuple[Send, ..
 
 
 def may_leave(policy: Policy, job: Job, now: float) -> bool:
-    """No rank may exit while a peer still moves data; the wait for that is bounded. A follower is told when."""
-    if not job.leads:
-        return True
+    """No rank may exit while a peer still moves data; the wait for that is bounded."""
     asked_at = job.quiesce.asked_at if job.quiesce is not None else now
     return quiet(job) or now - asked_at >= policy.exit_wait_s
 

@@ -32,7 +32,7 @@ def recall(policy: Policy, job: Job, reason: str, now: float) -> Outcome:
         return job, ()
     over = replace(job.order, over=True) if job.order is not None else None
     word = called(job, max(seqs), reason, now)
-    released = replace(job, resumed=max(seqs), resumed_why=reason, retry=False)
+    released = replace(job, resumed=max(seqs), resumed_why=reason, retry=False, let_go=False)
     return deliver(policy, replace(released, order=over, quiesce=None, leave=None, resume=word), now)
 
 

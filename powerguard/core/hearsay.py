@@ -273,9 +273,9 @@ def _steered(job: Job, course: Course, now: float) -> Job:
     job = replace(job, earlier=_same(job.earlier, course.earlier, now))
     if course.quiesce is not None and course.quiesce.seq >= job.resumed and job.quiesce is None:
         job = replace(job, quiesce=called(job, course.quiesce.seq, course.quiesce.reason, now), resume=None)
-    if course.leave is not None and job.leave is None and job.quiesce is not None:
+    if course.leave is not None and job.quiesce is not None:
         seq, reason, code = course.leave.seq, course.leave.reason, course.leave.code
-        job = replace(job, leave=called(job, seq, reason, now, code))
+        job = replace(job, let_go=True, leave=job.leave or called(job, seq, reason, now, code))
     return job
 
 
@@ -287,7 +287,8 @@ def _released(job: Job, seq: int, reason: str, now: float) -> Job:
     quiesce = job.quiesce if job.quiesce is not None and job.quiesce.seq > seq else None
     leave = job.leave if quiesce is not None else None
     word = called(job, seq, reason, now)
-    return replace(job, order=order, quiesce=quiesce, leave=leave, resume=word, resumed=seq, resumed_why=reason)
+    job = replace(job, order=order, quiesce=quiesce, leave=leave, let_go=job.let_go and quiesce is not None)
+    return replace(job, resume=word, resumed=seq, resumed_why=reason)
 
 
 def _ordered(job: Job, told: OrderState, now: float) -> Job:

@@ -195,6 +195,7 @@ class Job(Struct, frozen=True, omit_defaults=True):
     roster: tuple[Seat, ...] = ()
     roster_n: int = 0
     resumed: int = 0  # orders up to this number are over by RESUME
+    let_go: bool = False  # a follower's: its leader has said that all may leave
     retry: bool = False  # the order is lost by its leader's loss, or (a follower's) its leader will give another one
     resumed_why: str = ""
     wanted_at: float | None = None  # this node's power last wanted a snapshot
@@ -290,7 +291,7 @@ def not_durable(job: Job) -> tuple[int, ...]:
 def quiet(job: Job) -> bool:
     """Every living member has said QUIESCED to the newest QUIESCE (True as well when none lives)."""
     if not job.leads:
-        return job.leave is not None or not living(job)  # the leader has seen that all of them are
+        return job.let_go or not living(job)  # the leader has seen that all of them are
     if job.quiesce is None:
         return not living(job)
     return not any(rank in job.quiesce.waiting for rank in living(job))

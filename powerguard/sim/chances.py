@@ -43,6 +43,7 @@ def draw(seed: int) -> Run:
         starts=tuple(rng.uniform(0.0, 4.0) if rng.random() < 0.1 else 0.0 for _ in range(world)),
         coupled=rng.random() < 0.85,
         calm_at=calm_at,
+        dt=rng.choice((0.3, 0.5, 0.5, 0.6)),
         on_wire=seed % 50 == 0,
     )
 

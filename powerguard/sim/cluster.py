@@ -28,7 +28,6 @@ from powerguard.core.types import Comm, Halt, Observation, PageReport, Phase, Ra
 from powerguard.sim.laws import Laws
 from powerguard.sim.ranks import NEVER, Rank, Spec, World
 
-DT = 0.3
 JOB = "job"
 BEGIN = 100.0
 OFF_S = 3.0
@@ -119,6 +118,7 @@ class Run(Struct, frozen=True):
     outages: tuple[Outage, ...] = ()  # by node
     starts: tuple[float, ...] = ()  # when each rank starts
     coupled: bool = True  # a step has a collective in it
+    dt: float = 0.3  # between two looks at the world
     calm_at: float = 20.0  # from here on (after the beginning) nothing fails any more
     on_wire: bool = False  # every word goes through its bytes
 
@@ -206,8 +206,8 @@ class Cluster:
         self.last_words()
 
     def tick(self) -> None:
-        """The next instant: `DT` later."""
-        self.now = now = round(self.now + DT, 3)
+        """The next instant."""
+        self.now = now = round(self.now + self.plan.dt, 3)
         while self.mishaps and self.mishaps[0].window.at + BEGIN <= now:
             self.befall(self.mishaps.pop(0))
         for item in [item for item in self.reborn if item[0] <= now]:
@@ -404,7 +404,7 @@ class Cluster:
             return
         wait_s = poll_wait(self.policy, node.state, now)
         again = gossip.next_at(node.state, node.said)
-        node.next_at = now + wait_s if again is None else max(now + DT, min(now + wait_s, again))
+        node.next_at = now + wait_s if again is None else max(now + self.plan.dt, min(now + wait_s, again))
 
     @staticmethod
     def reached(fall: Fall, before: State, after: State) -> bool:
@@ -427,7 +427,7 @@ class Cluster:
             if message.plan is Plan.STAGED and self.plan.spec.stage_every:
                 rank.ask_deputy(message, now)
         if rank.alive:
-            self.ipc.append((now + DT / 2, rank, rank.pid, message))
+            self.ipc.append((now + self.plan.dt / 2, rank, rank.pid, message))
 
     def power_off(self, node: SimNode) -> None:
         """The node is off, and everything on it."""
