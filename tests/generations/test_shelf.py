@@ -87,11 +87,12 @@ def test_a_state_in_the_making_is_not_there(shelf):
     assert [6, 9] == list(read(shelf.ledger.path))
 
 
-def test_what_the_deputy_keeps_stays(shelf):
-    """While a step is kept nothing is staged; afterwards it goes on."""
+@pytest.mark.parametrize("kept", [3, 6])
+def test_what_the_deputy_keeps_stays(shelf, kept):
+    """While a step is kept nothing is staged, not even over the other one; afterwards it goes on."""
     put(shelf, 3)
     put(shelf, 6)
-    shelf.ledger.keep = 3
+    shelf.ledger.keep = kept
 
     assert not put(shelf, 9)
     assert [3, 6] == list(read(shelf.ledger.path))
