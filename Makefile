@@ -8,7 +8,7 @@ TORCH   ?= $(shell ./.make/pick-torch)
 JSON    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-node setup-nut check lint test test-nodes fast drill hil-virtual bench golden clean
+.PHONY: help setup setup-node setup-nut check lint test test-nodes fast drill hil-virtual bench bench-disk golden clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -73,6 +73,13 @@ drill: $(STAMP)/drill   ## sets up, then a blackout on this machine: simulated U
 
 bench: $(STAMP)/dev   ## each benchmark prints one JSON line
 	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b --json || exit 1; done
+
+bench-disk: $(STAMP)/dev  ## saving, loading and blocked time against the disk's own limit, in 12 minutes; on a quiet machine
+	$(BIN)/python benchmarks/bench_flush.py --json --state "700 tensors" --minutes 3
+	$(BIN)/python benchmarks/bench_flush.py --json --ranks 2
+	$(BIN)/python benchmarks/bench_load.py --json --minutes 3
+	$(BIN)/python benchmarks/bench_snapshot.py --json --rounds 5
+	$(BIN)/python benchmarks/bench_flush.py --json --state "3000 tensors" --state small --minutes 4
 
 golden: $(STAMP)/dev   ## rewrites the golden stories; commit only what you understand and want
 	$(BIN)/python -m powerguard.sim.scenario --rewrite tests/scenarios
