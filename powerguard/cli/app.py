@@ -17,8 +17,10 @@ from powerguard.cli import (
     calibrate,
     check,
     checkpoints,
+    costs,
     exec,
     keys,
+    record,
     replay,
     serve,
     service,
@@ -49,7 +51,23 @@ def build() -> typer.Typer:
         epilog="Exit codes: `powerguard exit-codes`",
     )
     app.callback()(_options)
-    for group in (serve, check, calibrate, exec, ask, wait, replay, checkpoints, service, slurm, shed, battery, keys):
+    for group in (
+        serve,
+        check,
+        calibrate,
+        exec,
+        costs,
+        ask,
+        wait,
+        replay,
+        record,
+        checkpoints,
+        service,
+        slurm,
+        shed,
+        battery,
+        keys,
+    ):
         group.register(app)
     app.command("exit-codes", help="List what exit codes mean.")(_exit_codes)
     _register_drill(app)

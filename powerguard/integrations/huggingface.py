@@ -83,6 +83,7 @@ class PowerguardCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         mine = _TrainerState(state, [*others, control])
         told = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "trainer": mine}
         self.guard = attach(told, self.directory, **self.options)
+        self.guard.goes_on(state.global_step)
 
     def on_step_end(self, args: Args, state: TrainerState, control: Control, **kwargs: Any) -> None:
         """An optimizer step is complete."""

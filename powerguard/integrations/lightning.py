@@ -94,6 +94,7 @@ class PowerguardCallback(Callback):  # type: ignore[misc]  # lightning is typed 
             "lightning": _Rest(trainer),
         }
         self.guard = attach(told, self.directory, **self.options)
+        self.guard.goes_on(trainer.global_step)
         self._step = trainer.global_step
         if self._resuming is not None:
             shutil.rmtree(self._resuming.parent, ignore_errors=True)

@@ -15,22 +15,25 @@ leaves as the order says (`core/follow.py`); everything bounded but a park, whic
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Collection, Mapping, MutableSequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from powerguard import wire
 from powerguard.core.messages import Notice
 from powerguard.core.page import CELL
 from powerguard.errors import MissingDependency, UsageError
+from powerguard.generations.lives import ANNOUNCED, FINISHED
 from powerguard.train import single
 from powerguard.train.desk import Desk
 from powerguard.train.identity import DEFAULT_SOCKET, Identity, find_identity
 from powerguard.train.leaver import Leaver
 from powerguard.train.link import Link
 from powerguard.train.listener import Listener
-from powerguard.train.log import Log
+from powerguard.train.log import Log, explain
 from powerguard.train.page import SharedPage
 from powerguard.train.stand import stand
 from powerguard.train.verdict import GO, Mutating, Verdict
@@ -58,6 +61,8 @@ def attach(
     exit_on_halt: bool = True,
     exit_grace_s: float = 10.0,
     stage_every: int = 0,
+    save_every: int | str | None = None,
+    mtbf: str | float | None = None,
     storage: Literal["local", "shared"] = "local",
     replicated: Collection[str] = (),
 ) -> Guard:
@@ -76,6 +81,10 @@ def attach(
     "local" once for each node, whose ranks share *dir* with each other alone; with "shared" once for the whole job,
     whose ranks all see the same *dir*. All ranks give the same. `train/replicas.py` says what is known to be alike.
 
+    With *save_every* `boundary` takes the run's periodic checkpoints too: 100 (steps), "5min", or "auto", which is what
+    costs least by the measured time that a save blocks training and by how often failures come unannounced: as *mtbf*
+    says ("30d", of all failures), else as this directory's record of interruptions has it. All ranks give the same.
+
     Raises StateError where *state* can't be saved, DirectoryError where *dir* can't be written, UsageError where there
     is a guard already or nothing says which rank this is, MissingDependency without torch.
     """
@@ -89,7 +98,7 @@ def attach(
     path = str(socket or os.environ.get("POWERGUARD_SOCKET") or DEFAULT_SOCKET)
     if stage_every < 0:
         raise UsageError(f"stage_every is {stage_every}", todo="give a number of steps, or 0 not to stage")
-    kind = StagingGuard if stage_every else Guard
+    kind = StagingGuard if stage_every or save_every else Guard
     guard = kind(
         state,
         dir,
@@ -102,8 +111,15 @@ def attach(
         replicated=replicated,
     )
     guard._stage_every = stage_every
+    if save_every:
+        guard._keep_time(save_every, mtbf)
     guard._begin(path, prove, Leaver(exit_grace_s) if exit_on_halt else None)
     return guard
+
+
+if TYPE_CHECKING:
+    from powerguard.train.ledger import Ledger
+    from powerguard.train.rhythm import Rhythm
 
 
 class Guard:
@@ -162,6 +178,8 @@ class Guard:
         self._link: Link | None = None
         self._page: SharedPage | None = None
         self._cells: MutableSequence[int] | memoryview = [0] * 8
+        self._ledger: Ledger | None = None  # rank 0's
+        self._rhythm: Rhythm | None = None
         self._periodic: Any = None  # a Checkpointer, once there was a reason for one
         self._staging: Any = None  # a Staging, likewise
         self._stage_every = 0  # 0 = only where `stage` is called
@@ -198,8 +216,28 @@ class Guard:
         )
         if not os.path.exists(path):
             listener.alone(path)
+        self._keep_book()
         single.claim(self)
         self._link.start()
+
+    def _keep_book(self) -> None:
+        from powerguard.train.ledger import Ledger
+
+        if self._rhythm is not None:
+            self._checkpointer()  # whose ranks must have a name in common: better said now than at the first save
+            self._rhythm.begin(self._step)
+        if self.identity.rank == 0:
+            every = "" if self._rhythm is None else str(self._rhythm.every)
+            self._ledger = Ledger(
+                self.directory, self.identity.world_size, every, lambda: int(self._step), lambda: self._desk.busy
+            )
+            self._ledger.start()
+
+    def _keep_time(self, every: int | str, mtbf: str | float | None) -> None:
+        from powerguard.train.rhythm import Rhythm
+
+        pace = self._saver.flusher.meter.pace
+        self._rhythm = Rhythm(every, self.directory, self.identity.world_size, pace, mtbf)
 
     def _arm(self, yes: bool) -> None:
         if not self._foreign:
@@ -234,6 +272,8 @@ class Guard:
         verdict = stand(self._desk, self._saver, int(step), self._say)
         if verdict:
             self._verdict = verdict
+            if self._ledger is not None:
+                self._ledger.close(ANNOUNCED)
             if self._leaver is not None:
                 self._leaver.start(verdict.code)
         return verdict
@@ -263,10 +303,25 @@ class Guard:
             self._desk.busy = ""
         self.resumed = report
         step = report.step if report is not None else -1
-        self._cells[CELL] = self._step = step
+        self.goes_on(step)
         text = report.describe() if report is not None else "nothing to resume from: starting at step 0"
         self._say(text, first_step=step + 1, load_s=round(report.load_s, 3) if report is not None else None)
         return step + 1
+
+    def goes_on(self, step: int) -> None:
+        """Training goes on after *step*, whose state somebody has loaded; `resume` says so by itself."""
+        self._cells[CELL] = self._step = step
+        if self._rhythm is not None:
+            self._rhythm.begin(step)
+        before = self._ledger.resumed(step) if self._ledger is not None else None
+        if before is not None:
+            self._say(
+                f"the run was interrupted ({before.ended or 'without a word'})",
+                lost_steps=before.lost_steps,
+                lost_s=round(before.lost_s, 1),
+                lost_gpu_hours=round(before.gpu_hours, 3),
+                down_s=round(before.down_s),
+            )
 
     def save(self, step: int, *, wait: bool = False) -> None:
         """A periodic save of the state after *step*: copied here, made durable in the background unless *wait*.
@@ -360,6 +415,8 @@ class Guard:
         self.closed = True
         self._cells, self._armed = [0] * 8, False
         self._foreign = True  # nothing arms it any more
+        if self._ledger is not None:
+            self._ledger.close(ANNOUNCED if self.stopped else why)
         wait_s = 1.0 if self.stopped else CLOSE_S
         if self._periodic is not None:
             self._saver.finish(self._periodic.close)
@@ -392,15 +449,37 @@ class Guard:
             return
         if self.stopped and self._leaver is not None:
             self._leaver.now(self.exit_code)
-        self.close("exited without close()")
+        last = getattr(sys, "last_value", None)
+        self.close(FINISHED if last is None else f"failed: {type(last).__name__}")
 
 
 class StagingGuard(Guard):
-    """A guard that stages by itself after every N-th step; a class of its own, so that the others don't pay for it."""
+    """A guard that stages or saves by itself now and then; a class of its own, so that the others don't pay for it."""
 
     def boundary(self, step: int) -> Verdict:
-        """As its base does; then the state is staged, if it is time."""
+        """As its base does; then the state is staged, or saved, if it is time."""
+        armed = time.monotonic() if self._armed else 0.0
         verdict = super().boundary(step)
-        if step % self._stage_every == 0 and not verdict and not self._foreign:
+        if verdict or self._foreign:
+            return verdict
+        if self._stage_every and step % self._stage_every == 0:
             self.stage()
+        if self._rhythm is not None:
+            if armed:
+                self._rhythm.waited(time.monotonic() - armed)
+            if step >= self._rhythm.due:
+                self._save_in_time(step)
         return verdict
+
+    def _save_in_time(self, step: int) -> None:
+        """A save that nobody called for; what it meets is logged, and training goes on."""
+        assert self._rhythm is not None
+        began = time.monotonic()
+        try:
+            if not self._desk.stopping:
+                self.save(step)
+        except Exception as error:
+            self._log.error("a periodic save failed", step=step, why=explain(error))
+        if self._ledger is not None:
+            self._ledger.saved(time.monotonic() - began)
+        self._rhythm.saved(step, self.identity.rank, lambda: str(self._checkpointer().attempt))

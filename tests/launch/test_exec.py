@@ -182,7 +182,8 @@ class Alive(Callback):
     def on_train_batch_end(self, trainer, *args):
         pathlib.Path(sys.argv[1], "alive").write_text(str(trainer.global_step))
 trainer = Trainer(accelerator="cpu", devices=1, max_epochs=-1, logger=False, enable_progress_bar=False,
-                  callbacks=[Alive()], enable_checkpointing=False, enable_model_summary=False, default_root_dir=sys.argv[1],
+                  callbacks=[Alive()], enable_checkpointing=False, enable_model_summary=False,
+                  default_root_dir=sys.argv[1],
                   plugins=[SLURMEnvironment(requeue_signal=signal.SIGUSR1)])
 trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=4))
 """
