@@ -93,9 +93,11 @@ def _idle(state: State) -> bool:
 
 
 def runway_of(state: State) -> float | None:
-    """On battery, until the power-off is ordered: the bound that the phase is decided by."""
+    """On battery, and in a drill, until the power-off is ordered: the bound that the phase is decided by."""
     power = state.power
-    if power is None or not power.on_battery or state.halted_at is not None:
+    if power is None or state.halted_at is not None:
+        return None
+    if not power.on_battery and state.view.drill_s is None:
         return None
     return power.idle_runway_s if _idle(state) and power.idle_runway_s is not None else power.runway_s
 

@@ -84,6 +84,8 @@ class Shape(Struct, frozen=True):
 
 WIDE = Shape(11.0, 6.9, 9.5, 0.0081, words=True)
 NARROW = Shape(5.0, 8.2, 9.5, 0.0185, words=False)
+_OTHERS_MOST = 2.5
+"""The bound that decides is what the panel is for: what is beyond so many times its height is cut off."""
 _WRITE_IN = 0.9  # height of the panel of what was written, where anything was
 _ROW_IN = 0.2  # height of one row of marks
 _HEIGHTS = (0.42, 1.5, 2.3, 1.7)  # of the panels: phases, charge, runway, steps
@@ -249,7 +251,9 @@ def _runway(axis: Any, story: Story, theme: Theme, shape: Shape) -> None:
             label="spare",
         )
     # the truth jumps when the load falls; what matters is the start, and where runway and need meet
-    axis.set_ylim(0, 1.1 * max([*runway_y, *(2.0 * value for value in need_y), *_truth_at_zero(story), 1.0]))
+    top = max([*runway_y, *(2.0 * value for value in need_y), *_truth_at_zero(story), 1.0])
+    others = [y for points in (series.idle_s, series.reported_s) for y in _across(story, points)[1]]
+    axis.set_ylim(0, 1.1 * max([top, *(value for value in others if value <= _OTHERS_MOST * top)]))
     axis.set_ylabel("seconds")
     _legend(axis, theme, shape)
 
