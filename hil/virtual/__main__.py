@@ -1,4 +1,4 @@
-"""`python -m hil.virtual [RIG ...]`: every virtual rig, or those named. What can't run here is skipped, and says why."""
+"""`python -m hil.virtual [RIG ...]`: every virtual rig, or those named. One that can't run here says why."""
 
 from __future__ import annotations
 
@@ -51,8 +51,16 @@ def _ways(say: Say) -> None:
         raise DrillFailed("powerguard.checkpoint.save lost a checkpoint")
 
 
+def _vm_missing() -> str:
+    return str(importlib.import_module("hil.virtual.vm.image").missing())
+
+
+def _vm(say: Say) -> None:
+    importlib.import_module("hil.virtual.vm.outage").both(say)
+
+
 def _snmp(mib: str) -> Callable[[Say], None]:
-    return lambda say: importlib.import_module("hil.virtual.snmp_outage").outage(mib, say)
+    return lambda say: snmp.rig(mib, say)
 
 
 RIGS = (
@@ -70,6 +78,7 @@ RIGS = (
         Rig(f"snmp-{mib}", f"an SNMP UPS that speaks {name}", snmp.missing, _snmp(mib))
         for mib, name in snmp.MIBS.items()
     ),
+    Rig("vm", "a virtual machine loses its power: a whole outage, and one in which the battery lies", _vm_missing, _vm),
 )
 
 

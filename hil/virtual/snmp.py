@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
+from hil.virtual.outage import outage
 from powerguard.errors import PowerguardError
 from powerguard.sim import nut
 
@@ -179,3 +180,25 @@ def driver(agent: Agent, mib: str) -> nut.Driver:
         "snmp_timeout": "2", "snmp_version": "v1" if mib == "apcc" else "v2c",
     }  # fmt: skip
     return nut.Driver("snmp-ups", options)
+
+
+class SnmpUps:
+    """The UPS behind *agent*, as a rig's device."""
+
+    def __init__(self, agent: Agent, mib: str) -> None:
+        self._agent, self._mib = agent, mib
+
+    def show(self, *, on_battery: bool, low: bool, minutes: int, charge: int) -> None:
+        self._agent.show(UPS[self._mib](on_battery=on_battery, low=low, minutes=minutes, charge=charge))
+
+    def silence(self) -> None:
+        self._agent.stop()
+
+    def speak(self) -> None:
+        self._agent.start()
+
+
+def rig(mib: str, say: Callable[[str], None]) -> None:
+    """An outage as an SNMP UPS tells it. Raises DrillFailed."""
+    with Agent(UPS[mib]()) as agent, nut.RealNut({"rack": driver(agent, mib)}) as running:
+        outage(MIBS[mib], SnmpUps(agent, mib), running.address("rack"), say)

@@ -7,7 +7,6 @@ import os
 import pytest
 
 from hil.virtual import snmp
-from hil.virtual.snmp_outage import outage
 
 pytestmark = [
     pytest.mark.nut,
@@ -21,6 +20,6 @@ pytestmark = [
 def test_an_outage_as_an_snmp_ups_tells_it(mib):
     """A short one, an agent that falls silent on mains and halts nobody, and one to the halt."""
     told: list[str] = []
-    outage(mib, told.append)
+    snmp.rig(mib, told.append)
 
     assert "low battery: halted after" in told[0]
