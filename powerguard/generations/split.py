@@ -17,7 +17,9 @@ import xxhash
 SMALL_BYTES = 1024
 """What is smaller (a step counter) each rank keeps for itself: telling where it is would take as much."""
 SNAP_BYTES = 1 << 20
-"""A cut so near to a part's edge is made there: other tools read whole parts more easily."""
+SNAP_SHARE = 1 / 16
+"""A cut so near to a part's edge (and as near as this fraction of a share) is made there: other tools read whole parts
+more easily."""
 GRAIN_BYTES = 4096
 """Cuts within a part are at multiples of this: of every dtype's size, and of what disks write."""
 SHARE_MAX = 2.0
@@ -75,11 +77,12 @@ def split(items: Sequence[Item], count: int, weights: Sequence[float] = ()) -> l
         ends.append((ends[-1] if ends else 0.0) + share * total)
     ends[-1] = math.inf  # whatever rounding did
     cuts: list[list[Cut]] = [[] for _ in range(count)]
+    snap = min(float(SNAP_BYTES), SNAP_SHARE * total / count)
     rank, at = 0, 0
     for item in ordered:
         begin = 0
         while rank < count - 1 and ends[rank] < at + item.bytes:
-            end = _cut(item, ends[rank] - at, begin)
+            end = _cut(item, ends[rank] - at, begin, snap)
             if end > begin:
                 cuts[rank].append(Cut(item.name, begin, end))
                 begin = end
@@ -90,12 +93,12 @@ def split(items: Sequence[Item], count: int, weights: Sequence[float] = ()) -> l
     return cuts
 
 
-def _cut(item: Item, wish: float, begin: int) -> int:
+def _cut(item: Item, wish: float, begin: int, snap: float) -> int:
     """Where *item* is cut, for a cut wished at byte *wish*; not before *begin*."""
     if wish <= 0:
         return begin
     near_end = item.bytes - wish
-    if item.whole or min(wish, near_end) <= SNAP_BYTES:
+    if item.whole or min(wish, near_end) <= snap:
         edge = 0 if wish < near_end else item.bytes
         if item.whole and begin:
             return begin

@@ -26,7 +26,6 @@ from powerguard.generations.names import SHARD, rank_name
 from powerguard.generations.seal import seal_if_whole
 from powerguard.train.export import export
 from powerguard.train.flush import Flusher
-from powerguard.train.replicas import Replicas
 
 WIDTH = 1400  # a weight of 3.4 MB, which is cut; the others aren't
 
@@ -90,7 +89,7 @@ def stage(kind: str, storage: str, weights: tuple[float, ...], directory: Path) 
     state = build(kind)
     random.seed(rank)
     torch.manual_seed(rank)
-    train(state, 0, 2)  # with "said" each for itself; the copy in "ema" stays what it was, on all alike
+    train(state, 0, 1)  # with "said" each for itself; the copy in "ema" stays what it was, on all alike
     flusher = Flusher(directory, rank=rank, world_size=world, storage=storage, replicated=said)  # type: ignore[arg-type]
     flusher.prepare(state, prove=False)
     capacity = flusher._slots.capacity
@@ -122,7 +121,7 @@ def stage(kind: str, storage: str, weights: tuple[float, ...], directory: Path) 
     }
     if rank == 0:
         assert verify(found) == []
-        if kind != "said":
+        if storage == "local" and kind in ("ddp", "hsdp"):
             check_export(found, directory, state)
     dist.barrier()
     result["lost"] = everywhere(damage(flusher, found, build(kind, seed=6)))
@@ -133,7 +132,6 @@ def stage(kind: str, storage: str, weights: tuple[float, ...], directory: Path) 
 def check_export(found: Any, directory: Path, state: dict[str, Any]) -> None:
     """Other tools get every tensor whole; of what differs between ranks, rank 0's."""
     export(found, directory / "out.pt", "torch")
-    export(found, directory / "dcp", "dcp")
     exported = torch.load(directory / "out.pt", weights_only=True)["model"]
     for name, value in state["model"].state_dict().items():
         if not hasattr(value, "full_tensor"):
@@ -155,25 +153,25 @@ def damage(flusher: Flusher, found: Any, state: dict[str, Any]) -> str:
     return ""
 
 
-def main(rank: int, text: str, directory: Path) -> None:
-    kind, size, storage, given = text.split(":")
-    world, weights = int(size), tuple(float(part) for part in given.split(",") if part)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
-    if storage == "apart":  # two nodes of equal size, each with a directory of its own in earnest
-        os.environ.update(LOCAL_RANK=str(rank % (world // 2)), LOCAL_WORLD_SIZE=str(world // 2))
-        storage = "local"
+def main(rank: int, world: int, texts: list[str], directory: Path) -> None:
+    """All stages of one world size, in one process group: starting those is most of the time."""
     warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", init_method=f"file://{directory}/.store", rank=rank, world_size=world)
-    assert Replicas(rank, world, storage=storage).storage == storage  # type: ignore[arg-type]
-    result = stage(kind, storage, weights, directory)
-    if rank == 0:
-        print(json.dumps(result), flush=True)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/.store-{world}", rank=rank, world_size=world)
+    for text in texts:
+        kind, _, storage, given = text.split(":")
+        near = world // 2 if storage == "apart" else world  # "apart": two nodes of equal size
+        os.environ.update(LOCAL_RANK=str(rank % near), LOCAL_WORLD_SIZE=str(near))
+        place = directory / text.replace(":", "-").replace(",", "_")
+        place.mkdir(exist_ok=True)
+        weights = tuple(float(part) for part in given.split(",") if part)
+        result = stage(kind, "shared" if storage == "shared" else "local", weights, place)
+        if rank == 0:
+            print(json.dumps({"stage": text, **result}), flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # no pool of torch's threads may exist when we fork
-    for number, text in enumerate(sys.argv[2:]):
-        place = Path(sys.argv[1]) / str(number)
-        place.mkdir()
-        mp.start_processes(main, (text, place), nprocs=int(text.split(":")[1]), start_method="fork")
+    for world in (2, 4):
+        texts = [text for text in sys.argv[2:] if text.split(":")[1] == str(world)]
+        mp.start_processes(main, (world, texts, Path(sys.argv[1])), nprocs=world, start_method="fork")
