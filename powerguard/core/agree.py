@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from powerguard.core import answers
-from powerguard.core.between import NODE_LOST_S
+from powerguard.core.between import NODE_GONE_S, NODE_LOST_S
 from powerguard.core.demand import deliver, next_at
 from powerguard.core.farewell import Outcome, called, leave, quiesce, recall, resume
 from powerguard.core.job import Job, Member, Order, Part, Saved, Stage, fresh_s, here, living, unparked
@@ -46,6 +46,9 @@ SEAL_TRIES = 3
 
 FORGET_S = 60.0
 """A job none of whose processes lives is forgotten after so long."""
+
+LEFT_S = 5.0
+"""The same for one of several nodes that was told to leave: as long as others need to hear that it has left."""
 
 
 def absorb(
@@ -86,9 +89,17 @@ def absorb(
 
 
 def _forgotten(job: Job, now: float) -> bool:
+    """Nobody of it lives, as far as is known: other nodes' ranks count while their nodes speak."""
+    heard_at = max((member.heard_at for member in job.members.values()), default=0.0)
+    if job.spans:
+        spoken = {"", *(name for name, node in job.nodes.items() if now - (node.heard_at or 0.0) < NODE_GONE_S)}
+        if any(member.alive and member.node in spoken for member in job.members.values()):
+            return False
+        if job.leave is not None:
+            return now - heard_at > LEFT_S  # a requeued one of the same name begins anew
     if job.alive or (job.order is not None and job.order.underway):
         return False
-    return now - max((member.heard_at for member in job.members.values()), default=0.0) > FORGET_S
+    return now - heard_at > FORGET_S
 
 
 def order(

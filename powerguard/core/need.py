@@ -66,8 +66,8 @@ def reckon(policy: Policy, jobs: dict[str, Job], now: float) -> Need:
         slowest = max(members, key=_own_s)
         job_stage_s = policy.flush_factor * max(member.pace.stage_s for member in members)
         job_write_s = policy.flush_factor * max(member.pace.write_s + member.pace.fsync_s for member in members)
-        label = f"{name} rank {slowest.rank}"
-        blank = [member.rank for member in members if member.pace.write_s <= 0.0]
+        label = f"{name} rank {slowest.rank}" if slowest.rank >= 0 else f"{name}, another node's rank"
+        blank = [member.rank for member in members if member.pace.write_s <= 0.0 and member.rank >= 0]
         if blank:
             measured = False
             if job_write_s < policy.flush_default_s:
@@ -98,7 +98,7 @@ def reckon(policy: Policy, jobs: dict[str, Job], now: float) -> Need:
 
 def _elsewhere(job: Job, member: Member) -> Member:
     """The slowest of the ranks on other nodes, in the shape of a rank."""
-    return replace(member, pace=job.pace if job.pace.write_s > 0.0 else member.pace)
+    return replace(member, rank=-1, pace=job.pace if job.pace.write_s > 0.0 else member.pace)
 
 
 def _own_s(member: Member) -> float:

@@ -1,0 +1,516 @@
+"""A job of several nodes: who leads it, what words change, what is never changed by any."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from powerguard.core import agree, gossip, hearsay, seats, serve
+from powerguard.core.between import (
+    COURSE_BYTES,
+    GOSSIP_S,
+    LEAD_SILENT_S,
+    NODE_GONE_S,
+    REPORT_BYTES,
+    BetweenNodes,
+    Course,
+    OrderState,
+    PeerReport,
+    RankState,
+    Report,
+)
+from powerguard.core.decide import decide
+from powerguard.core.job import NO_LEADER, Job, Member, Node, Order, Part, Seat, Stage, Want
+from powerguard.core.messages import Decide, Hello, Pace, Plan, Purpose, Shard, ShardRecord
+from powerguard.core.policy import FeedPolicy, Policy
+from powerguard.core.state import State, initial
+from powerguard.core.types import Comm, Observation, Phase, RankReport, Sample, Send
+
+POLICY = Policy(feeds=(FeedPolicy("ups"),), prepare_max_s=1.0)
+NOW = 1000.0
+JOB = "gpt"
+
+
+def node(name: str, *, job: Job | None = None) -> State:
+    """A daemon's state on node *name*, ONLINE."""
+    state = initial("b" + name, NOW, node=name, addresses=(f"{name}:7000",))
+    return state if job is None else replace(state, jobs={JOB: job})
+
+
+def member(rank: int, on: str = "", **more) -> Member:
+    """A living rank, on another node or on this one."""
+    return Member(rank=rank, world_size=4, pid=10 + rank, node=on, registered_at=NOW, heard_at=NOW, **more)
+
+
+def led(**more) -> Job:
+    """A job of 4 ranks, two here and two on node b, led here."""
+    members = {rank: member(rank, "" if rank < 2 else "b") for rank in range(4)}
+    nodes = {"b": Node("b", "b:7000", "bb", 1, NOW)}
+    return replace(Job(JOB, 4, members=members, nodes=nodes, master="a"), **more)
+
+
+def followed(**more) -> Job:
+    """The same on node b, which follows a."""
+    return replace(
+        Job(JOB, 4, members={rank: member(rank) for rank in (2, 3)}, master="a", lead="a", lead_at=NOW), **more
+    )
+
+
+def order(seq: int = 4, purpose: Purpose = Purpose.STOP, **more) -> Order:
+    """An order for all four ranks."""
+    made = Order(seq, "ev", purpose, NOW, {rank: Part() for rank in range(4)}, stage_at=NOW)
+    return replace(made, **more)
+
+
+def report(n: int = 2, **more) -> Report:
+    """What node b says of its ranks 2 and 3."""
+    ranks = (RankState(2, 12, step=7), RankState(3, 13, step=7))
+    plain = Report(node="b", boot="bb", n=n, job=JOB, term=0, world_size=4, address="b:7000", ranks=ranks)
+    return replace(plain, **more)
+
+
+def course(n: int = 2, **more) -> Course:
+    """What leader a says."""
+    return replace(Course(node="a", boot="ba", n=n, job=JOB, term=0, world_size=4, address="a:7000"), **more)
+
+
+def heard(state: State, *words: Report | Course, at: float = NOW) -> State:
+    """The state after these words, each under its own sender's name."""
+    return hearsay.absorb(state, [PeerReport(word.node, at, word) for word in words], at)
+
+
+def shard(rank: int) -> ShardRecord:
+    """A durable part."""
+    return ShardRecord(rank, f"rank-{rank:05d}", 100, "d")
+
+
+# ---- who leads ---------------------------------------------------------------------------------------
+
+
+def hello(rank: int = 0, *, master: str, local: int = 2, world: int = 4) -> Observation:
+    """A rank registers."""
+    message = Hello(JOB, rank, rank, world, 100 + rank, "/c", master=master, local_world_size=local)
+    return Observation(reports=(RankReport(JOB, rank, NOW, message),))
+
+
+@pytest.mark.parametrize(
+    ("master", "local", "lead"),
+    [
+        ("", 2, ""),
+        ("a", 2, ""),
+        ("a:29500", 2, ""),
+        ("localhost", 2, ""),
+        ("127.0.0.1:29500", 2, ""),
+        ("elsewhere", 2, NO_LEADER),
+        ("elsewhere", 4, ""),
+    ],
+)
+def test_the_daemon_on_the_master_address_leads(master, local, lead):
+    """No configuration: the address names the leader; a job that is wholly here needs no other."""
+    state = decide(POLICY, node("a"), hello(master=master, local=local), NOW).state
+
+    assert lead == state.jobs[JOB].lead
+
+
+def test_another_name_of_this_node_is_found_out():
+    """Its own word that comes back, or the shell's, tells that the master address is this node's."""
+    state = decide(POLICY, node("a"), hello(master="alias"), NOW).state
+    (send,) = gossip.words(POLICY, state, gossip.Said(), NOW)[1]
+
+    assert ("", "alias") == (send.node, send.address)
+    assert heard(state, send.message).jobs[JOB].leads
+    known = decide(POLICY, node("a"), replace(hello(master="alias"), here=("alias",)), NOW).state
+    assert known.jobs[JOB].leads
+
+
+def test_a_course_names_the_leader():
+    """Who follows the daemon on the master address learns its name from its word."""
+    state = heard(node("b", job=followed(lead=NO_LEADER)), course())
+
+    assert "a" == state.jobs[JOB].lead
+
+
+def test_the_next_seat_takes_over_and_the_others_turn_to_it():
+    """By lowest rank, the silent one left out; who comes to itself claims a term of its own."""
+    roster = (Seat("a", "a:1", (0,)), Seat("b", "b:1", (2, 3)), Seat("c", "c:1", (1,)))
+    job = followed(roster=tuple(sorted(roster, key=lambda seat: seat.lowest)))
+    late = NOW + LEAD_SILENT_S
+
+    turned, _ = seats.care(node("b"), job, late)
+    assert "c" == turned.lead
+    assert job == seats.care(node("b"), job, late - 0.1)[0]
+    claimed, (said,) = seats.care(node("b"), turned, late + LEAD_SILENT_S)
+    assert claimed.leads
+    assert 2 == claimed.term % 4
+    assert "no word from a, c" in said.text
+
+
+def test_who_has_never_heard_of_a_leader_claims_only_in_need():
+    """At start-up daemons come one after another; in an outage a node can't wait for that."""
+    job = followed(lead=NO_LEADER)
+    calm = node("b", job=job)
+    need = replace(calm, view=replace(calm.view, phase=Phase.FLUSHING))
+    late = NOW + LEAD_SILENT_S
+
+    assert not seats.care(calm, job, late)[0].leads
+    assert seats.care(need, job, late)[0].leads
+
+
+def test_a_leader_that_hears_of_a_higher_claim_steps_down():
+    """Its own ranks' parts stay, everybody else's go."""
+    parts = {rank: Part(shard=shard(rank)) for rank in range(4)}
+    state = heard(
+        node("a", job=led(order=order(step=8, parts=parts))), course(node="b", boot="bb", term=2, claimer="b")
+    )
+    job = state.jobs[JOB]
+
+    assert ("b", 2, {0, 1}) == (job.lead, job.term, set(job.members))
+    assert {0, 1} == set(job.order.parts)
+
+
+@given(
+    world=st.integers(1, 64),
+    lowest=st.lists(st.integers(0, 63), min_size=2, max_size=2, unique=True),
+    after=st.integers(0, 10**9),
+)
+def test_two_nodes_never_give_one_number(world, lowest, after):
+    """Numbers grow, and are congruent to the node's lowest rank, so that nobody else gives the same."""
+    jobs = [Job(JOB, world, members={rank % world: member(rank % world)}) for rank in lowest]
+    numbers = [seats.number(after, job) for job in jobs]
+
+    assert all(after < number <= after + world for number in numbers)
+    assert (lowest[0] % world == lowest[1] % world) == (numbers[0] == numbers[1])
+
+
+@given(term=st.integers(0, 9), other=st.integers(0, 9), claimer=st.sampled_from(["", "a", "c"]))
+def test_nobody_follows_a_lower_claim(term, other, claimer):
+    """Whatever comes in, the term of a job only grows."""
+    job = followed(term=term, claimer="c", lead="c")
+    word = course(node=claimer or "a", boot="bx", term=other, claimer=claimer)
+    after = heard(node("b", job=job), word).jobs[JOB]
+
+    assert max(term, other) == after.term
+    assert "c" == after.lead or other > term
+
+
+def test_an_order_that_nobody_knows_to_be_decided_gets_a_new_number():
+    """A successor listens first; then a promise that was being collected is lost, and a new PREPARE follows."""
+    roster = (Seat("a", "a:1", (0, 1)), Seat("b", "b:1", (2, 3)))
+    parts = {rank: Part() for rank in (2, 3)}
+    job = followed(roster=roster, order=order(seq=4, parts=parts))
+    state = node("b", job=job)
+    state = replace(state, seq=4, view=replace(state.view, phase=Phase.FLUSHING, event_at=NOW), event="e")
+    claimed = decide(POLICY, state, Observation(), NOW + LEAD_SILENT_S).state
+    assert claimed.jobs[JOB].leads
+    assert 4 == claimed.jobs[JOB].order.seq
+    later = decide(POLICY, claimed, Observation(), NOW + 2 * LEAD_SILENT_S).state.jobs[JOB].order
+
+    assert later.seq > 4
+    assert 2 == later.seq % 4
+
+
+def test_a_decided_order_is_continued_as_it_is():
+    """What one node knows to be decided, a successor takes over: same number, step and generation."""
+    told = OrderState(4, "ev", Purpose.STOP, stage=Stage.SEALING, step=9, generation="step-9.ev-4")
+    job = led(claimed_at=NOW, order=order(seq=4))
+    from powerguard.core.between import OrderReport, RankPart
+
+    word = report(order=OrderReport(told, (RankPart(2, Part(shard=shard(2))),)))
+    after = heard(node("a", job=job), word).jobs[JOB].order
+
+    assert (9, "step-9.ev-4", Stage.DECIDED) == (after.step, after.generation, after.stage)
+    assert shard(2) == after.parts[2].shard
+    assert after.parts[0].shard is None
+
+
+# ---- words ------------------------------------------------------------------------------------------
+
+
+def test_a_word_of_another_name_is_nothing():
+    """The key says who speaks; what contradicts it is dropped."""
+    state = node("a", job=led())
+
+    assert state == hearsay.absorb(state, [PeerReport("c", NOW, report())], NOW)
+
+
+def test_a_word_of_another_world_is_nothing():
+    """A job of another size is another job."""
+    state = node("a", job=led())
+
+    assert state == heard(state, report(world_size=5))
+
+
+def test_old_and_repeated_words_are_nothing():
+    """Reordering is loss, and a repeat changes nothing."""
+    once = heard(node("a", job=led()), report(5))
+
+    assert once == heard(once, report(5, want=Want(stop=True)))
+    assert once == heard(once, report(4, want=Want(stop=True)))
+    assert once != heard(once, report(6, want=Want(stop=True)))
+
+
+def test_strangers_jobs_are_bounded():
+    """Others can make a node know of so many jobs, not more."""
+    state = node("a")
+    for number in range(hearsay.JOBS + 5):
+        state = heard(state, report(number + 1, job=f"job{number}"))
+
+    assert hearsay.JOBS == len(state.jobs)
+
+
+def test_nobody_speaks_for_a_living_rank_of_this_node():
+    """A report can't take a rank away from the daemon that it is registered with."""
+    state = heard(node("a", job=led()), report(ranks=(RankState(0, 666), RankState(2, 12))))
+
+    assert ("", 10) == (state.jobs[JOB].members[0].node, state.jobs[JOB].members[0].pid)
+
+
+PARTS = st.builds(
+    Part,
+    edge=st.integers(-1, 9),
+    decided=st.booleans(),
+    shard=st.sampled_from([None, shard(2)]),
+    parked=st.booleans(),
+    sealed=st.booleans(),
+    anew=st.booleans(),
+    trouble=st.sampled_from(["", "rank 2 died"]),
+)
+
+
+@given(known=PARTS, told=PARTS, stage=st.sampled_from(list(Stage)))
+def test_what_is_durable_is_never_taken_back(known, told, stage):
+    """Deeds only add up, a repeat adds nothing, and the shard of another process doesn't count."""
+    once = hearsay._merged(order(stage=stage), known, told, NOW)
+
+    assert known.shard is None or once.shard == known.shard
+    assert once == hearsay._merged(order(stage=stage), once, told, NOW)
+    assert not (once.anew and known.shard is None and once.shard is not None)
+    assert once.edge >= known.edge
+
+
+ORDERS = st.builds(
+    OrderState,
+    seq=st.integers(1, 6),
+    event=st.just("ev"),
+    purpose=st.sampled_from(list(Purpose)),
+    stage=st.sampled_from(list(Stage)),
+    step=st.integers(-1, 9),
+    generation=st.sampled_from(["", "x", "y"]),
+    over=st.booleans(),
+)
+
+
+@given(words=st.lists(ORDERS, min_size=1, max_size=8), resumed=st.integers(0, 6))
+def test_a_decision_never_moves_whatever_is_told(words, resumed):
+    """One number keeps its step and its generation, and an order that is over stays so; numbers only grow."""
+    state = node("b", job=followed())
+    seen: dict[int, tuple[int, str]] = {}
+    newest = 0
+    for n, told in enumerate(words):
+        state = heard(state, course(n + 1, order=told, resumed=resumed if n % 2 else 0))
+        now = state.jobs[JOB].order
+        assert now.seq >= newest
+        newest = now.seq
+        if now.step >= 0:
+            assert seen.setdefault(now.seq, (now.step, now.generation)) == (now.step, now.generation)
+
+
+@settings(max_examples=60)
+@given(
+    quiet=st.lists(st.booleans(), min_size=2, max_size=2),
+    waited_s=st.floats(0.0, 2.0 * POLICY.exit_wait_s),
+    own=st.booleans(),
+)
+def test_leave_is_told_only_when_all_may(quiet, waited_s, own):
+    """Until every rank of every node is quiet, or the wait is over, no course says that they may leave."""
+    job, _ = agree.leave(POLICY, led(), 75, "halt", NOW)
+    told = report(ranks=tuple(RankState(2 + i, 12 + i, quiet=each) for i, each in enumerate(quiet)))
+    job = heard(node("a", job=job), told).jobs[JOB]
+    if own:
+        job = replace(
+            job, quiesce=replace(job.quiesce, waiting={r: d for r, d in job.quiesce.waiting.items() if r > 1})
+        )
+    _, sends = gossip.words(POLICY, node("a", job=job), gossip.Said(), NOW + waited_s)
+    may = (all(quiet) and own) or waited_s >= POLICY.exit_wait_s
+
+    assert [may] == [send.message.leave is not None for send in sends]
+
+
+def test_news_go_at_once_and_the_rest_by_the_second():
+    """What only ages isn't news; what was ordered is."""
+    state = node("a", job=led())
+    said, first = gossip.words(POLICY, state, gossip.Said(), NOW)
+    said, second = gossip.words(POLICY, state, said, NOW + 0.1)
+    _, third = gossip.words(POLICY, state, said, NOW + GOSSIP_S)
+    _, news = gossip.words(POLICY, node("a", job=led(order=order())), said, NOW + 0.2)
+
+    assert [1, 0, 1, 1] == [len(first), len(second), len(third), len(news)]
+
+
+def test_words_survive_their_bytes():
+    """MessagePack there and back, of both kinds, with all there is in them."""
+    parts = {rank: Part(edge=3, shard=shard(rank)) for rank in range(4)}
+    job = led(
+        order=order(step=8, parts=parts, stage=Stage.SEALING, sealer=2), roster=(Seat("a", "a:1", (0,)),), roster_n=3
+    )
+    for job_, name in ((job, "a"), (followed(order=order(parts={2: parts[2]}), earlier=order(3)), "b")):
+        (send,) = gossip.words(POLICY, node(name, job=job_), gossip.Said(), NOW)[1]
+        raw = msgspec.msgpack.encode(send.message)
+        assert send.message == msgspec.msgpack.decode(raw, type=BetweenNodes)
+    state = node("a", job=job)
+    assert state == msgspec.json.decode(msgspec.json.encode(state), type=State)
+
+
+def test_the_largest_words_fit():
+    """1,024 ranks on a node; 65,536 ranks on 4,096 nodes, their roster and their shards."""
+    members = {rank: replace(member(rank), step=10**6, pace=Pace(1.5, 1.5, 1.5, 1.5, 1 << 36)) for rank in range(1024)}
+    parts = {
+        rank: Part(edge=10**6, shard=ShardRecord(rank, f"rank-{rank:05d}", 1 << 36, "d" * 32)) for rank in range(1024)
+    }
+    big = Job(JOB, 65536, members=members, lead="a", lead_at=NOW, order=order(parts=parts))
+    (send,) = gossip.words(POLICY, node("b", job=big), gossip.Said(), NOW)[1]
+    roster = tuple(
+        Seat(f"node-{i:05d}", f"node-{i:05d}.example.org:7070", tuple(range(16 * i, 16 * i + 16))) for i in range(4096)
+    )
+    shards = tuple(ShardRecord(rank, f"rank-{rank:05d}", 1 << 36, "d" * 32) for rank in range(65536))
+
+    assert len(msgspec.msgpack.encode(send.message)) < REPORT_BYTES
+    assert len(msgspec.msgpack.encode(course(roster=roster, shards=shards))) < COURSE_BYTES
+
+
+# ---- who stops --------------------------------------------------------------------------------------
+
+
+def online(state: State, now: float) -> State:
+    """The node with mains."""
+    values = {"ups.status": "OL", "battery.charge": "100", "battery.runtime": "900"}
+    return decide(POLICY, state, Observation(samples=(Sample("ups", now, Comm.OK, values),)), now).state
+
+
+def test_another_nodes_want_stops_the_job_and_not_this_node():
+    """STOP goes to all, in the words and under the event of the node that wants it; this one stays on line."""
+    state = online(node("a", job=led()), NOW)
+    word = report(want=Want(phase="flushing", stop=True, budget_s=30.0, event="eb-1", reason="low battery"))
+    seen = Observation(peers=(PeerReport("b", NOW, word),))
+    state = decide(POLICY, state, seen, NOW).state
+    given = state.jobs[JOB].order
+
+    assert Phase.ONLINE is state.phase
+    assert (Purpose.STOP, "eb-1", "b: low battery", 30.0) == (given.purpose, given.event, given.reason, given.budget_s)
+
+
+def test_the_budget_is_the_least_over_the_nodes():
+    """Less what has passed since each said it."""
+    nodes = {
+        "b": Node("b", heard_at=NOW - 5.0, want=Want(budget_s=30.0)),
+        "c": Node("c", heard_at=NOW, want=Want(budget_s=28.0)),
+    }
+    state = replace(node("a"), deadline_at=NOW + 60.0)
+
+    assert 25.0 == serve.budget(state, led(nodes=nodes), NOW)
+    assert 60.0 == serve.budget(state, led(nodes={}), NOW)
+    assert serve.budget(node("a"), led(), NOW) is None
+
+
+def test_the_job_trains_on_only_when_no_node_wants_it_stopped():
+    """RESUME waits for the last want; a node whose want isn't known yet is waited for."""
+    parked = order(stage=Stage.SEALED, step=8, settled=True, sealed_by=0)
+    wanting = led(order=parked, nodes={"b": Node("b", "", "bb", 1, NOW, Want(stop=True))})
+    state = online(node("a", job=wanting), NOW)
+    assert not state.jobs[JOB].order.over
+    state = decide(POLICY, state, Observation(peers=(PeerReport("b", NOW, report()),)), NOW).state
+
+    assert state.jobs[JOB].order.over
+    assert 4 == state.jobs[JOB].resumed
+
+
+@pytest.mark.parametrize(
+    ("want", "silent_s", "leaves"),
+    [
+        (Want(stop=True, halt=True), 0.0, True),
+        (Want(stop=True), NODE_GONE_S, True),
+        (Want(stop=True), NODE_GONE_S - 1.0, False),
+        (Want(), NODE_GONE_S, False),
+    ],
+)
+def test_a_job_that_cannot_go_on_is_dismissed(want, silent_s, leaves):
+    """A node that halts, or had to stop and is silent for long, takes the job with it; this node doesn't halt."""
+    parked = order(stage=Stage.SEALED, step=8, settled=True, sealed_by=0)
+    job = led(order=parked, nodes={"b": Node("b", "", "bb", 1, NOW - silent_s, want)})
+    state = online(node("a", job=job), NOW)
+
+    assert leaves == (state.jobs[JOB].quiesce is not None)
+    assert Phase.ONLINE is state.phase
+
+
+def test_who_lives_longest_writes_what_all_hold():
+    """Weights by rank where nodes differ in runway, none where they don't."""
+    out = replace(node("a"), view=replace(node("a").view, phase=Phase.ON_BATTERY))
+
+    assert (0.0, 0.0, 1.0, 1.0) == serve._weights(out, led())
+    assert () == serve._weights(node("a"), led())
+
+
+# ---- plans ------------------------------------------------------------------------------------------
+
+
+def planned(*, promised=(0, 1, 2, 3), staged=(), budget_s=None, dead=(), saved=None) -> Order:
+    """The order after `prepare_max_s`, with who has promised and what deputies hold."""
+    pace = Pace(step_s=1.0, stage_s=1.0, write_s=20.0)
+    members = {
+        rank: member(
+            rank,
+            pace=pace,
+            step=7,
+            staged=tuple(staged),
+            staged_write_s=5.0,
+            deputy_at=NOW if staged else None,
+            gone="died" if rank in dead else "",
+        )
+        for rank in range(4)
+    }
+    job = Job(JOB, 4, members=members, saved=saved)
+    job, _ = agree.order(POLICY, job, seq=4, event="ev", purpose=Purpose.STOP, budget_s=budget_s, reason="r", now=NOW)
+    parts = {rank: replace(part, edge=8) if rank in promised else part for rank, part in job.order.parts.items()}
+    job = replace(job, order=replace(job.order, parts=parts))
+    return agree.tick(POLICY, job, NOW + POLICY.prepare_max_s, budget_s=budget_s)[0].order
+
+
+@pytest.mark.parametrize(
+    ("case", "plan", "step"),
+    [
+        ({}, Plan.FRESH, 8),
+        ({"budget_s": 60.0, "staged": (4, 6)}, Plan.FRESH, 8),
+        ({"budget_s": 10.0, "staged": (4, 6)}, Plan.STAGED, 6),
+        ({"budget_s": 2.0, "staged": (4, 6)}, Plan.FRESH, 8),
+        ({"budget_s": 10.0}, Plan.FRESH, 8),
+        ({"promised": (0, 1, 2), "staged": (4, 6)}, Plan.STAGED, 6),
+        ({"promised": (0, 1, 2)}, Plan.FRESH, 9),
+        ({"promised": (0, 1, 2), "dead": (3,), "staged": (4, 6)}, Plan.STAGED, 6),
+        ({"promised": (0, 1, 2), "dead": (3,)}, Plan.DURABLE, 8),
+    ],
+)
+def test_the_plan_follows_from_the_budget_and_who_answers(case, plan, step):
+    """A where it fits, B where a rank doesn't answer or A doesn't fit and B does, else C or the attempt at A."""
+    order = planned(**case)
+
+    assert (plan, step) == (order.plan, order.step)
+
+
+def test_a_dead_ranks_deputy_is_asked_and_its_shard_counts():
+    """Plan B: DECIDE goes to dead ranks too, and what the deputy says is durable makes the generation whole."""
+    members = {rank: member(rank, staged=(6,), deputy_at=NOW, gone="died" if rank == 1 else "") for rank in range(2)}
+    job = Job(JOB, 2, members={rank: replace(each, world_size=2) for rank, each in members.items()})
+    job, _ = agree.order(POLICY, job, seq=4, event="ev", purpose=Purpose.STOP, budget_s=None, reason="r", now=NOW)
+    parts = {0: replace(job.order.parts[0], edge=8), 1: job.order.parts[1]}
+    job, told = agree.tick(POLICY, replace(job, order=replace(job.order, parts=parts)), NOW + 1.0, budget_s=None)
+    assert {0, 1} == {send.rank for send in told if isinstance(send, Send) and isinstance(send.message, Decide)}
+    generation = job.order.generation
+    said = [RankReport(JOB, rank, NOW + 2.0, Shard(4, 6, generation, shard(rank))) for rank in range(2)]
+    jobs, _ = agree.absorb(POLICY, {JOB: job}, said, (), NOW + 2.0)
+    job, _ = agree.tick(POLICY, jobs[JOB], NOW + 2.0, budget_s=None)
+
+    assert Stage.SEALING is job.order.stage
