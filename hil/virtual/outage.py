@@ -82,7 +82,8 @@ class _Watch:
             time.sleep(0.1)
             if self.daemon.listening:
                 status = ask(self.daemon.run_dir / CONTROL_SOCKET, Ask("status")).data
-                seen = {"phase": status["phase"], **status["feeds"][0]}
+                if status["feeds"]:  # none until it was heard from
+                    seen = {"phase": status["phase"], **status["feeds"][0]}
         return time.monotonic() - begun
 
     def halted(self) -> float:
