@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerguard import wire
+from powerguard.core.between import Course, RankState, Report
 from powerguard.core.messages import (
     Ack,
     Beat,
@@ -241,3 +242,51 @@ def test_any_bytes_are_an_identity_or_a_wire_error(name):
         return
 
     assert wire.identity(job, rank) == name
+
+
+word_of_a_node = st.builds(
+    Report,
+    node=st.text(min_size=1, max_size=20),
+    boot=st.text(max_size=20),
+    n=st.integers(0, 2**50),
+    job=st.text(min_size=1, max_size=20),
+    term=st.integers(0, 2**30),
+    world_size=st.integers(1, 65536),
+    ranks=st.lists(st.builds(RankState, rank=st.integers(0, 65535), pid=st.integers(1, 2**22)), max_size=4).map(tuple),
+) | st.builds(
+    Course,
+    node=st.just("n"),
+    boot=st.just("b"),
+    n=st.integers(0, 2**50),
+    job=st.just("j"),
+    term=st.integers(0, 2**30),
+    world_size=st.integers(1, 65536),
+)
+
+
+@given(word_of_a_node)
+def test_what_a_node_says_arrives_as_it_was(message):
+    """Encoding and decoding is the identity, for both words between nodes."""
+    assert wire.decode_peer(wire.encode_peer(message)) == message
+
+
+@given(anything)
+def test_any_bytes_are_a_word_of_a_node_or_a_wire_error(frames):
+    """Nothing but `WireError` comes out, and no message of a rank passes for a word of a node."""
+    try:
+        message = wire.decode_peer(frames)
+    except wire.WireError:
+        return
+    assert isinstance(message, (Report, Course))
+
+
+def test_a_report_is_smaller_than_a_course_may_be():
+    """A follower's word has its own limit, both ways; so have strings, numbers and lists in it."""
+    ranks = tuple(RankState(rank, 1, gone="x" * 1000) for rank in range(1200))
+    big = Report(node="n", boot="b", n=1, job="j", term=0, world_size=2, ranks=ranks)
+    with pytest.raises(wire.WireError, match=r"Report of .* bytes, more than"):
+        wire.encode_peer(big)
+    with pytest.raises(wire.WireError, match=r"Report of .* bytes, more than"):
+        wire.decode_peer([b"pg1", msgspec.msgpack.encode(big)])
+    with pytest.raises(wire.WireError, match="not a message"):
+        wire.decode_peer(wire.encode(Beat(3)))

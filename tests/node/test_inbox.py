@@ -7,7 +7,8 @@ import signal
 import threading
 import time
 
-from powerguard.core.messages import Beat, Bye, Promise
+from powerguard.core.between import PeerReport, Report
+from powerguard.core.messages import Beat, Bye, Held, Promise
 from powerguard.core.types import Comm, Command, PageReport, RankReport, Sample
 from powerguard.node.inbox import HELD_MAX, TAKE_MAX, Inbox, Wish
 from powerguard.node.poweroff import Result
@@ -39,6 +40,7 @@ def test_beats_wait_for_the_next_tick_and_everything_else_wakes_the_loop():
     """A beat alone doesn't end the wait; a promise does, at once."""
     inbox = Inbox()
     inbox.put(report(Beat(1)))
+    inbox.put(report(Held(1, (5,))))
     began = time.monotonic()
     assert len(inbox.drain(0.1).seen.reports) == 1
     assert time.monotonic() - began >= 0.09
@@ -81,3 +83,26 @@ def test_a_signal_handler_may_put():
         assert time.monotonic() - began < 5
     finally:
         signal.signal(signal.SIGUSR1, old)
+
+
+def test_of_a_nodes_words_the_newest_is_kept():
+    """Each word says everything, so a node that says much takes no memory; words of others and other jobs stay."""
+    inbox = Inbox()
+    for n in range(10_000):
+        inbox.put(PeerReport("b", 0.0, word("b", n)))
+    inbox.put(PeerReport("c", 0.0, word("c", 1)))
+    inbox.put(PeerReport("b", 0.0, word("b", 2, job="other")))
+    taken = inbox.drain(0.0)
+
+    assert [(each.node, each.message.job, each.message.n) for each in taken.seen.peers] == [
+        ("b", "job", 9999),
+        ("c", "job", 1),
+        ("b", "other", 2),
+    ]
+    assert inbox.drain(0.0).seen.peers == ()
+    inbox.put(PeerReport("b", 0.0, word("b", 3)))
+    assert len(inbox.drain(5.0).seen.peers) == 1  # it wakes the loop
+
+
+def word(node: str, n: int, job: str = "job") -> Report:
+    return Report(node=node, boot="boot", n=n, job=job, term=0, world_size=2)

@@ -19,8 +19,8 @@ import powerguard
 torch.set_num_threads(1)
 
 
-def main(log_path: str, folder: str, socket: str, wish: dict) -> int:
-    """Trains until it is told to leave; its exit code."""
+def main(log_path: str, folder: str, socket: str, wish: dict) -> None:
+    """Trains until it is told to leave, and leaves with the exit code for it."""
     log = open(log_path, "a", buffering=1)  # noqa: SIM115
 
     def note(**facts: object) -> None:

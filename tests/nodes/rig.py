@@ -142,6 +142,27 @@ class Host:
         shutil.rmtree(self.run, ignore_errors=True)
 
 
+class Rank:
+    """A rank's process, be it a child of this one or of the nursery."""
+
+    def __init__(self, own: subprocess.Popen[bytes] | None = None, exited: Path = Path()) -> None:
+        self._own, self._exited = own, exited
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it lives."""
+        if self._own is not None:
+            return self._own.poll()
+        return int(self._exited.read_text()) if self._exited.exists() and self._exited.read_text() else None
+
+    def close(self) -> None:
+        """Ends it, if this is its parent."""
+        if self._own is not None and self._own.poll() is None:
+            self._own.send_signal(signal.SIGCONT)
+            self._own.kill()
+        if self._own is not None:
+            self._own.wait(30)
+
+
 class Rig:
     """The whole. `start`, `train`, then whatever the test does to it."""
 
@@ -152,7 +173,8 @@ class Rig:
         self.env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         self.hosts = Hosts(count)
         self.nodes: list[Host] = []
-        self.ranks: list[subprocess.Popen[bytes]] = []
+        self.ranks: list[Rank] = []
+        self._nursery: subprocess.Popen[bytes] | None = None
         try:
             self.nodes += [Host(self, number) for number in range(count)]
         except BaseException:
@@ -173,11 +195,11 @@ class Rig:
     def train(self, *, gloo: bool, wish: dict | None = None) -> None:
         """Two ranks on each host, until all train and every daemon knows of all."""
         world = self.count * RANKS
+        specs = []
         for rank in range(world):
             number, local = divmod(rank, RANKS)
             socket = str(self.nodes[number].run / "ranks.sock")
             env = {
-                **self.env,
                 "RANK": str(rank),
                 "WORLD_SIZE": str(world),
                 "LOCAL_RANK": str(local),
@@ -188,11 +210,26 @@ class Rig:
                 "GLOO_SOCKET_IFNAME": "eth0",
             }
             log = str(self.folder / f"rank-{rank}.jsonl")
-            script = str(Path(__file__).with_name("gloo_rank.py" if gloo else "light_rank.py"))
-            words = [script, log, str(self.checkpoints), socket, json.dumps(wish or {})]
-            with (self.folder / f"rank-{rank}.err").open("ab") as err:
-                command = self.hosts.command(number, [sys.executable, *words])
-                self.ranks.append(subprocess.Popen(command, env=env, cwd=self.folder, stdout=err, stderr=err))
+            errors, exited = self.folder / f"rank-{rank}.err", self.folder / f"rank-{rank}.exit"
+            errors.touch()
+            if gloo:
+                specs.append(
+                    {
+                        "host": self.hosts.names[number], "env": env, "log": log, "err": str(errors),
+                        "exit": str(exited), "folder": str(self.checkpoints), "socket": socket, "wish": wish or {},
+                    }
+                )  # fmt: skip
+                self.ranks.append(Rank(exited=exited))
+                continue
+            words = [str(Path(__file__).with_name("light_rank.py")), log, str(self.checkpoints), socket]
+            with errors.open("ab") as err:
+                command = self.hosts.command(number, [sys.executable, *words, json.dumps(wish or {})])
+                child = subprocess.Popen(command, env={**self.env, **env}, cwd=self.folder, stdout=err, stderr=err)
+                self.ranks.append(Rank(child))
+        if gloo:
+            command = [sys.executable, "-m", "tests.nodes.nursery", json.dumps(specs)]
+            with (self.folder / "nursery.err").open("ab") as err:
+                self._nursery = subprocess.Popen(command, env=self.env, cwd=ROOT, stdout=err, stderr=err)
         self.wait(lambda: all(self.step(rank) > 3 for rank in range(world)), "ranks train", START_S)
         self.wait(lambda: self.known() == world, "the leader knows all ranks")
 
@@ -217,7 +254,7 @@ class Rig:
     def exits(self, within_s: float = WAIT_S) -> list[int]:
         """The exit codes of all ranks, once they have left."""
         self.wait(lambda: all(rank.poll() is not None for rank in self.ranks), "ranks leave", within_s)
-        return [rank.returncode for rank in self.ranks]
+        return [rank.poll() or 0 for rank in self.ranks]
 
     def wait(self, condition: Callable[[], object], what: str, within_s: float = WAIT_S) -> None:
         """Until it holds, or fails with the logs."""
@@ -244,10 +281,11 @@ class Rig:
 
     def close(self) -> None:
         for rank in self.ranks:
-            if rank.poll() is None:
-                rank.send_signal(signal.SIGCONT)
-                rank.kill()
-            rank.wait(30)
+            rank.close()
+        if self._nursery is not None:
+            if self._nursery.poll() is None:
+                self._nursery.terminate()
+            self._nursery.wait(60)
         for node in self.nodes:
             node.close()
         self.hosts.close()

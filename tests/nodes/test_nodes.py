@@ -141,7 +141,7 @@ def ended_honestly(rig: Rig, *, without: tuple[int, ...] = ()) -> None:
     """A generation that loads, or a word in a log that none comes; no rank hangs but those *without* a daemon."""
     guarded = [rank for rank in range(6) if rank not in without]
     rig.wait(lambda: all(rig.ranks[rank].poll() is not None for rank in guarded), "ranks leave")
-    assert [rig.ranks[rank].returncode for rank in guarded] == [75] * len(guarded), rig.story()
+    assert [rig.ranks[rank].poll() for rank in guarded] == [75] * len(guarded), rig.story()
     stops = {event["at"] for rank in guarded for event in rig.heard(rank) if "verdict" in event}
     assert said_so(rig) or (len(stops) == 1 and newest(rig).step in stops), rig.story()
     assert [node.number for node in rig.nodes if node.marker.exists()] == [1], rig.story()
