@@ -9,6 +9,7 @@ from powerguard.core.follow import Go, Hold, Leave, Park, Rest, Save, Todo
 from powerguard.core.messages import Quiesced
 from powerguard.errors import EXIT_REQUEUE
 from powerguard.train.desk import Desk
+from powerguard.train.shield import shielded
 from powerguard.train.verdict import GO, Verdict
 
 if TYPE_CHECKING:  # it needs torch
@@ -49,7 +50,8 @@ def _do(desk: Desk, saver: Saver, todo: Todo, waited: str, say: Say) -> str:
     if isinstance(todo, Save):
         say("saving", generation=todo.generation, stop=todo.stop, lone=todo.lone)
         if todo.stop:
-            saver.stop(todo)
+            with shielded():
+                saver.stop(todo)
         else:
             saver.snapshot(todo)
         return "saving"
