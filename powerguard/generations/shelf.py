@@ -34,6 +34,10 @@ CONTENT_SPARE = 4
 """Room is made for a content so many times as large as it is now: lists in a state grow, and optimizers add theirs."""
 
 
+GIVE_BACK_S = 3.0
+"""A deputy that isn't needed any more leaves within about half a second."""
+
+
 class SlotFile:
     """One mapped slot."""
 
@@ -81,7 +85,7 @@ class Shelf:
         self._slots: list[SlotFile | None] = [None] * SLOTS
         sweep(folder)
         try:
-            retire_others(folder, facts)
+            _wait_for(retire_others(folder, facts))
             self.ledger = Ledger.create(folder / f"{self.stem}.ledger", facts)
             fcntl.flock(self.ledger.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
@@ -228,8 +232,9 @@ def sweep(folder: Path = SHM) -> None:
                     os.close(fd)
 
 
-def retire_others(folder: Path, facts: Facts) -> None:
-    """Tells the shelves of earlier processes of the same rank that they aren't needed any more."""
+def retire_others(folder: Path, facts: Facts) -> list[Path]:
+    """Tells the shelves of earlier processes of the same rank that they aren't needed any more; their ledgers."""
+    told: list[Path] = []
     for path in folder.glob(f"{PREFIX}.*.{facts.rank}.ledger"):
         with contextlib.suppress(OSError, StateError):
             if path.lstat().st_uid != os.geteuid():
@@ -239,5 +244,14 @@ def retire_others(folder: Path, facts: Facts) -> None:
                 known = other.facts
                 if (known.job, known.rank) == (facts.job, facts.rank) and known.pid != facts.pid:
                     other.closed = True
+                    told.append(path)
             finally:
                 other.close()
+    return told
+
+
+def _wait_for(ledgers: list[Path]) -> None:
+    """Until the deputies of these have left and given the memory back; not for long: one may have an order at hand."""
+    ends = time.monotonic() + GIVE_BACK_S
+    while any(path.exists() for path in ledgers) and time.monotonic() < ends:
+        time.sleep(0.02)

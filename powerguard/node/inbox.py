@@ -10,7 +10,7 @@ from collections import deque
 from msgspec import Struct
 
 from powerguard.core.between import PeerReport
-from powerguard.core.messages import Beat
+from powerguard.core.messages import Beat, Held
 from powerguard.core.types import Command, LoadStep, Observation, PageReport, RankReport, Sample
 from powerguard.node.inhibit import Shutdown
 from powerguard.node.poweroff import Result
@@ -42,7 +42,8 @@ class Taken(Struct, frozen=True):
 class Inbox:
     """`put` may be called from any thread and from a signal handler; `drain` by the loop alone.
 
-    A beat doesn't wake the loop: with eight ranks there are eight a second, and they can wait for the next tick.
+    A beat, a deputy's too, doesn't wake the loop: with eight ranks there are eight a second, and they can wait for the
+    next tick.
     Of another node's words about a job only the newest is held: each says everything.
     """
 
@@ -57,7 +58,7 @@ class Inbox:
     def put(self, item: Item) -> None:
         """Takes *item* in. Never waits."""
         numbered = (next(self._count), item)
-        if isinstance(item, RankReport) and isinstance(item.message, Beat):
+        if isinstance(item, RankReport) and isinstance(item.message, (Beat, Held)):
             self._beats.append(numbered)
         elif isinstance(item, PeerReport):
             key = (item.node, item.message.job, type(item.message))

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -236,14 +237,24 @@ def test_leftovers_are_swept_and_what_lives_is_not(tmp_path, shelf):
 
 
 def test_a_new_process_of_a_rank_closes_the_old_shelf(tmp_path, shelf):
-    """Its deputy reads that it isn't needed any more; shelves of other jobs and ranks are left alone."""
+    """Its deputy reads that it isn't needed any more, and is waited for; shelves of other jobs and ranks are let be."""
     others = [
         Shelf(facts(tmp_path, pid=1, rank=2), folder=tmp_path),
         Shelf(facts(tmp_path, pid=1, job="b job"), folder=tmp_path),
     ]
+
+    def deputy() -> None:
+        while not shelf.ledger.closed:
+            time.sleep(0.005)
+        time.sleep(0.1)
+        shelf.close()
+
+    leaving = threading.Thread(target=deputy)
+    leaving.start()
     new = Shelf(facts(tmp_path, pid=2), folder=tmp_path)
 
-    assert shelf.ledger.closed
+    assert not shelf.ledger.path.exists()
+    leaving.join()
     assert not any(other.ledger.closed for other in others)
     for other in [*others, new]:
         other.close()
