@@ -81,7 +81,6 @@ class Beat(Message, frozen=True):
     step: int
     pace: Pace = Pace()
     busy: str = ""  # "", "held", "staging", "writing", "parked", "resuming"
-    staged: tuple[int, ...] = ()  # steps whose whole state is held in host memory, ascending (`guard.stage`)
 
 
 class Promise(Message, frozen=True):
@@ -90,8 +89,6 @@ class Promise(Message, frozen=True):
     seq: int
     edge: int
     pace: Pace = Pace()
-    staged: tuple[int, ...] = ()
-    """Steps held in host memory. From here until the order is over the rank stages nothing new: they stay held."""
 
 
 class Ack(Message, frozen=True):
