@@ -16,10 +16,12 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from policy import show
+from policy.cost import cost
 from policy.study import F5, OURS, Setting, Study, study
 
 from powerguard.sim.population import FLAWS, REPORTING, TUNING
@@ -46,6 +48,14 @@ def main() -> int:
             print(show.table(done))
             if options.losses:
                 print(show.losses(done))
+    spent = cost(_setting(options, flaws[0]).seed)
+    for document in documents:
+        document["cost"] = {key: round(value, 1) for key, value in asdict(spent).items()}
+    if not options.json:
+        print(
+            f"\na reading and its bound: {spent.median_us:.0f} us in the median, {spent.p99_us:.0f} us at 99 % "
+            f"({spent.readings} readings); state {spent.state_bytes} bytes at most"
+        )
     if options.json:
         print(json.dumps(documents[0] if len(documents) == 1 else documents))
     return 0

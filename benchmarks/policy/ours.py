@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from policy.outcome import Outcome
 from policy.world import CAP_AT_S, CAP_SHARE, FAR_S, FEED, POLL_S, Poll, Track, look, poll_s, trained
+from powerguard.core.bound import VOLT_EARLY_S
 from powerguard.core.feeds import Feed, Power, step_load, view
 from powerguard.core.need import Need, eased
 from powerguard.core.phase import Do, Flush, FlushView, PhaseView
@@ -130,9 +131,10 @@ def _settle(job: Job, now: float) -> None:
 
 def _shared(policy: Policy, known: dict[str, Feed], longest_s: float, now: float) -> Power | None:
     """The view of the node if it is the same for all needs: it depends on them only where the reported runtime is
-    within one of them, where the battery has said nothing yet (and in tests of it, of which there are none here)."""
+    within one of them, in the first minute, where the battery has said nothing yet, and in tests of it (there are
+    none here)."""
     reading, draw = known[FEED].reading, known[FEED].runway.draw
-    if draw is None or not draw.arrived:
+    if draw is None or not draw.arrived or now - draw.since <= VOLT_EARLY_S:
         return None
     if reading is not None and reading.runtime_s is not None and reading.runtime_s <= longest_s:
         return None

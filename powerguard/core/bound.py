@@ -6,6 +6,7 @@ from msgspec import Struct, field
 
 from powerguard.core import capacity
 from powerguard.core.draw import Draw, Runway
+from powerguard.core.evidence import level_s, light
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.types import Reading
 
@@ -16,6 +17,7 @@ IDLE_STRETCH_MAX = 4.0
 RUNTIME_HARD_FROM_S = 4.0
 VOLT_SAVE, VOLT_SAVE_EARLY, VOLT_EARLY_S, VOLT_HARD_FROM_S = 1.80, 1.86, 60.0, 6.0
 FRAIL_FROM_S = 2.0  # two looks: nobody stops for one reading
+FRAIL_SPARE = 1.5  # a quantile by age is wrong by so much where it matters
 OLD_Y = 4.0  # VRLA lives 3-5 years (Eaton 5PX and APC SRT manuals)
 VOLT_HALT = 1.93  # at idle load this is past the plateau
 LB_DOUBT_LEFT, LB_DOUBT_S = 2.0, 60.0
@@ -158,26 +160,29 @@ def _save_now(
             return f"no word of the battery yet, a prior of {left:.0f} s, and {save_s:.0f} s are needed"
     if FRAIL_FROM_S * scale <= t_s < FROM_S * scale and draw.prior_at >= 0.0:
         left = max(0.0, (draw.prior_at - draw.since) * scale - t_s)
-        why = _frail(feed, reading)
-        if why and left <= save_s:  # the dead ones are dark before a witness could speak
+        why, spare = _frail(feed, reading)
+        if why and left <= spare * save_s:  # the dead ones are dark before a witness could speak
             return f"{why}: a prior of {left:.0f} s, and {save_s:.0f} s are needed"
     if cell > 0.0 and t_s >= VOLT_HARD_FROM_S * scale:
         if cell < VOLT_SAVE:
             return f"battery at {cell:.2f} V per cell"
         if cell < VOLT_SAVE_EARLY and t_s <= VOLT_EARLY_S * scale:
             return f"battery at {cell:.2f} V per cell so soon after the transfer"
+        level = level_s(cell) * light(draw.load.mean) * scale
+        if draw.volts.seconds < 0.0 and level <= save_s and t_s <= VOLT_EARLY_S * scale:
+            return f"battery at {cell:.2f} V per cell so soon: {level:.0f} s at most, and {save_s:.0f} s are needed"
     return ""
 
 
-def _frail(feed: FeedPolicy, reading: Reading) -> str:
-    """Why the prior of this battery counts from the first polls on, or ""."""
+def _frail(feed: FeedPolicy, reading: Reading) -> tuple[str, float]:
+    """(why the prior of this battery counts from the first polls on, or "", how many needs it must hold)."""
     if reading.replace_battery:
-        return "the UPS asks for a new battery"
+        return "the UPS asks for a new battery", FRAIL_SPARE
     if feed.learned_phi is not None:
-        return "the battery's capacity is known"
+        return "the battery's capacity is known", 1.0
     if feed.age_y is not None and feed.age_y > OLD_Y:
-        return f"the battery is {feed.age_y:.1f} years old"
-    return ""
+        return f"the battery is {feed.age_y:.1f} years old", FRAIL_SPARE
+    return "", 1.0
 
 
 def explained(reading: Reading) -> bool:
