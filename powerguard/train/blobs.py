@@ -79,7 +79,9 @@ def pack(found: list[Found]) -> list[Blob]:
     """The parts of a shard, in the order in which their first tensors were found; completes each payload."""
     names = Names()
     for item in found:
-        item.start, item.extent = item.tensor.data_ptr(), extent_bytes(item.tensor)
+        tensor = item.tensor
+        item.start = tensor.data_ptr()
+        item.extent = tensor.nbytes if tensor.is_contiguous() else extent_bytes(tensor)
     groups = _groups(found)
     groups.sort(key=lambda group: group[0][0])
     return [_blob([item for _, item in group], names) for group in groups]
@@ -87,28 +89,39 @@ def pack(found: list[Found]) -> list[Blob]:
 
 def _groups(found: list[Found]) -> list[list[tuple[int, Found]]]:
     """Tensors whose memory overlaps, together, each with its place in *found*; sorted by place within a group."""
-    indexed = list(enumerate(found))
-    groups = [[pair] for pair in indexed if pair[1].extent == 0]
-    spans = sorted(
-        (pair for pair in indexed if pair[1].extent),
-        key=lambda pair: (str(pair[1].tensor.device), pair[1].start, -pair[1].extent),
-    )
-    end, device = -1, None
-    for pair in spans:
-        item = pair[1]
-        if item.tensor.device != device or item.start >= end:
-            groups.append([pair])
-            end, device = item.start + item.extent, item.tensor.device
+    groups: list[list[tuple[int, Found]]] = []
+    spans: list[tuple[str, int, int, int]] = []
+    devices: dict[torch.device, str] = {}
+    for place, item in enumerate(found):
+        if item.extent:
+            device = item.tensor.device
+            name = devices.get(device) or devices.setdefault(device, str(device))
+            spans.append((name, item.start, -item.extent, place))
         else:
-            groups[-1].append(pair)
-            end = max(end, item.start + item.extent)
+            groups.append([(place, item)])
+    spans.sort()
+    end, last = -1, ""
+    for name, start, less, place in spans:
+        if name != last or start >= end:
+            groups.append([(place, found[place])])
+            end, last = start - less, name
+        else:
+            groups[-1].append((place, found[place]))
+            end = max(end, start - less)
     for group in groups:
-        group.sort(key=lambda pair: pair[0])
+        if len(group) > 1:
+            group.sort(key=lambda pair: pair[0])
     return groups
 
 
 def _blob(group: list[Found], names: Names) -> Blob:
     first = group[0]
+    if len(group) == 1 and first.tensor.is_contiguous():  # nearly all are
+        name, tensor = names.unique(first.path), first.tensor
+        first.payload.update(
+            dtype=dtype_name(tensor.dtype), shape=list(tensor.shape), device=tensor.device.type, ref=name
+        )
+        return Blob(name, tensor, first.group)
     for item in group:
         tensor = item.tensor
         item.payload.update(dtype=dtype_name(tensor.dtype), shape=list(tensor.shape), device=tensor.device.type, ref="")

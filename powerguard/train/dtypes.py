@@ -6,6 +6,7 @@ dimension of 2), everything a reader might not know as bytes; the record tells w
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -32,6 +33,7 @@ _SAFE = {
 _COMPLEX = {torch.complex128: "F64", torch.complex64: "F32", torch.complex32: "F16"}
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """ "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")

@@ -24,6 +24,8 @@ from powerguard.train.sharded import is_dtensor, local_of
 Storage: TypeAlias = Literal["local", "shared"]
 Group: TypeAlias = tuple[int, ...]
 
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
 _SAFE_HOOKS = ("torch.distributed.algorithms.ddp_comm_hooks.default_hooks",)
 """Gradient hooks that leave every rank with the same gradients."""
 
@@ -77,11 +79,11 @@ class Known:
 
     def group(self, value: torch.Tensor, source: str) -> Group:
         """The ranks that hold *value*, which belongs to *source*, alike; () = this one alone."""
-        if is_dtensor(value):
+        if type(value) not in PLAIN_TENSORS and is_dtensor(value):
             return self._mesh_group(value)
         if source in self._rules.replicated:
             return self._rules.within(range(self._rules.world_size))
-        return self._at.get(_place(value), ())
+        return self._at.get(_place(value), ()) if self._at else ()
 
     def _mesh_group(self, value: Any) -> Group:
         """The ranks of its mesh that differ from this one in replicated dimensions only."""

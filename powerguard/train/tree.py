@@ -8,9 +8,12 @@ Anything else raises StateError, unless pickling was allowed.
 from __future__ import annotations
 
 import base64
+import contextlib
+import gc
 import pickle
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -22,13 +25,11 @@ from powerguard.generations.values import Node, encode
 from powerguard.train import quantized
 from powerguard.train.blobs import Blob, Found, pack
 from powerguard.train.dtypes import dtype_name
-from powerguard.train.replicas import Group, Known
+from powerguard.train.replicas import PLAIN_TENSORS, Group, Known
 from powerguard.train.sharded import describe_dtensor, is_dtensor
 
 LARGE_BYTES = 64 * 1024
 """A bytes object of at least this size goes into the shard, not into the record."""
-
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Gathered:
@@ -45,9 +46,25 @@ def gather(state: dict[str, object], *, allow_pickle: bool = False, known: Known
     *known* says which ranks hold a tensor alike. Raises StateError naming the path of what can't be saved.
     """
     walk = _Walk(allow_pickle, _parameter_names(state), known)
-    node = {name: walk.source_of(name, value) for name, value in state.items()}
-    blobs = pack(walk.found)  # completes what the node says of its tensors
-    return Gathered(blobs, Raw(msgspec.json.encode(node)))
+    with _no_collection():
+        node = {name: walk.source_of(name, value) for name, value in state.items()}
+        blobs = pack(walk.found)  # completes what the node says of its tensors
+        return Gathered(blobs, Raw(msgspec.json.encode(node)))
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No search for cycles meanwhile: thousands of new objects, none of them garbage, would bring on a full one.
+
+    It goes through everything that torch and the program hold: measured at 0.4 s, where 3,000 tensors take 0.05 s.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def is_stateful(value: object) -> bool:
@@ -115,10 +132,11 @@ class _Walk:
     def tensor(self, value: torch.Tensor, path: str, group: Group | None = None) -> Node:
         if group is None:
             group = self.known.group(value, self.source) if self.known is not None else ()
-        if is_dtensor(value):
+        plainly = type(value) in PLAIN_TENSORS
+        if not plainly and is_dtensor(value):
             local, facts = describe_dtensor(value, path)
             return {"dtensor": {**facts, "local": self.tensor(local, path, group)["tensor"]}}
-        if value.is_quantized and type(value) in _PLAIN_TENSORS:
+        if plainly and value.is_quantized:
             plain, facts = quantized.describe(value.detach(), path)
             return {"quantized": {**facts, "values": self.tensor(plain, path, group)["tensor"]}}
         refusal = _refusal(value)
@@ -184,6 +202,6 @@ def _refusal(value: torch.Tensor) -> str:
         return f"a sparse tensor ({value.layout}): its indices and values are tensors of their own"
     if value.device.type == "meta":
         return "on the meta device and has no values"
-    if type(value) not in _PLAIN_TENSORS:
+    if type(value) not in PLAIN_TENSORS:
         return f"a {class_name(value)}, a tensor of a kind of its own"
     return ""
