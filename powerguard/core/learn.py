@@ -1,8 +1,9 @@
 """What discharges teach of a battery: a record, kept on disk with its evidence.
 
-1. Only a whole discharge measures capacity: from full, at a steady load worth the name, to the knee of the voltage or
-   to the dark. Everything else is censored: it proves that the battery had *at least* so much, never that it had
-   less (a 105 s outage fitted as a whole one once made a daemon ask for a new battery: j2h4u/ups-unfucked).
+1. Only a whole discharge measures capacity: from full, at a steady load worth the name, to the knee of the voltage.
+   Everything else is censored: it proves that the battery had *at least* so much, never that it had less (a 105 s
+   outage fitted as a whole one once made a daemon ask for a new battery: j2h4u/ups-unfucked). Who wakes up after the
+   dark can't tell an empty battery from a pulled plug, so the dark measures nothing.
 2. LB is a claim, not an end: it proves the share used so far, no more.
 3. What was learned decays with the battery's age. A new battery begins anew: by the operator's word (another date of
    installation), or when it gives half as much again as the old one ever could.
@@ -54,25 +55,22 @@ class Record(Struct, frozen=True, omit_defaults=True):
     lessons: tuple[Lesson, ...] = ()  # newest last
 
 
-def learn(
-    record: Record, discharge: Discharge, *, day: float, age_y: float | None = None, died: bool = False
-) -> Record:
-    """*record* with one discharge more. *died*: the power went out on battery (the caller knows, it woke up after)."""
+def learn(record: Record, discharge: Discharge, *, day: float, age_y: float | None = None) -> Record:
+    """*record* with one discharge more."""
     if record.basis_s > 0.0 and discharge.basis_s > 0.0:
         scale = discharge.basis_s / record.basis_s
     else:
         scale = 1.0
         record = replace(record, basis=discharge.basis, basis_s=discharge.basis_s)
     used = discharge.used * scale
-    why_not = _censored(discharge, died)
+    why_not = _censored(discharge)
     known = decayed(record, day, age_y)
     if known is not None and used > REPLACED * known:
         kept = Record(record.feed, record.installed, basis=record.basis, basis_s=record.basis_s, lessons=record.lessons)
         why = f"used {used:.2f} where {known:.2f} was the most: another battery"
         return _prove(_taught(kept, day, "replaced", why, discharge), used, day)
     if not why_not:
-        spent = discharge.knee_used * scale / KNEE_SHARE if discharge.knee_used is not None else used
-        phi = spent / discharge.soc
+        phi = (discharge.knee_used or 0.0) * scale / KNEE_SHARE / discharge.soc
         record = _taught(record, day, "measured", f"capacity {phi:.2f} of rated", discharge)
         return replace(record, phi=phi, phi_day=day, proven=None, proven_day=0.0)
     if discharge.lasted_s < PROVES_S or not discharge.seen_whole:
@@ -80,7 +78,7 @@ def learn(
     return _prove(_taught(record, day, "proven", f"at least {used:.2f} of rated: {why_not}", discharge), used, day)
 
 
-def _censored(discharge: Discharge, died: bool) -> str:
+def _censored(discharge: Discharge) -> str:
     """Why this discharge doesn't measure the capacity, or ""."""
     if not discharge.seen_whole:
         return "its beginning wasn't seen"
@@ -91,7 +89,7 @@ def _censored(discharge: Discharge, died: bool) -> str:
     if discharge.blind_s > BLIND_SHARE * discharge.lasted_s:
         return "too much of it went unseen"
     knee = discharge.knee_used is not None and discharge.volts_last is not None
-    if died or (knee and discharge.volts_last is not None and discharge.volts_last < KNEE_LAST_V):
+    if knee and discharge.volts_last is not None and discharge.volts_last < KNEE_LAST_V:
         return ""
     return "mains came back before its end"
 

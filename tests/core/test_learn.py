@@ -42,13 +42,6 @@ def test_a_whole_discharge_measures_the_capacity():
     assert "measured" == record.lessons[-1].what
 
 
-def test_a_discharge_to_the_dark_measures_the_capacity():
-    """The power went out on battery: all that was used is all there was."""
-    record = learn(EMPTY_RECORD, PARTIAL, day=10.0, died=True)
-
-    assert record.phi == pytest.approx(0.60)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -73,7 +66,7 @@ def test_a_censored_discharge_only_proves_a_lower_bound(change):
 
 def test_a_battery_that_dies_early_is_measured_as_poor():
     """A weak block that takes the UPS down after a tenth of the rated time is what the next outage must expect."""
-    record = learn(EMPTY_RECORD, replace(PARTIAL, lasted_s=60.0, used=0.08), day=10.0, died=True)
+    record = learn(EMPTY_RECORD, replace(WHOLE, lasted_s=60.0, used=0.08, knee_used=0.076), day=10.0)
     feed = trusted(record, FeedPolicy("ups@host"), 11.0)
 
     assert feed.learned_phi == pytest.approx(0.08, rel=0.01)
