@@ -69,6 +69,7 @@ def check(
     findings.append(checks.own_directory("state", config.node.state_dir, "StateDirectory= in the unit makes it"))
     findings.append(checks.own_directory("run", config.node.run_dir, "RuntimeDirectory= in the unit makes it"))
     findings.append(checks.halt(config))
+    findings += checks_node.peers(config)
     status = _daemon(config, findings)
     config = _learned(config, findings)
     size = size or plan.newest_bytes(directory)

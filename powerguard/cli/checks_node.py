@@ -12,7 +12,7 @@ from powerguard.config import Config
 from powerguard.core.need import Need
 from powerguard.core.types import Sample
 from powerguard.errors import PowerguardError
-from powerguard.node import gpus, shed
+from powerguard.node import gpus, keyring, shed
 from powerguard.node.inhibit import delay_now, too_short
 from powerguard.node.upsmon import Upsmon
 
@@ -37,6 +37,23 @@ def upsmon(config: Config, conf: Upsmon | None, *, running: bool) -> Iterator[Fi
         )
     if not config.halt.delay_shutdown:
         yield warn("upsmon", "its shutdown doesn't wait for training", "[halt] delay_shutdown = true")
+
+
+def peers(config: Config) -> Iterator[Finding]:
+    """Of `[peers]`: this node's key, and those that it believes. Nothing is said where it is off."""
+    if not config.peers.listen:
+        return
+    try:
+        ring = keyring.load(config.peers.keys, config.node.name)
+    except PowerguardError as err:
+        yield fail("peers", err)
+        return
+    for problem in ring.problems:
+        yield warn("peers", problem)
+    if ring.trusted:
+        yield ok("peers", f"key of {ring.own.node}; believes {', '.join(sorted(ring.trusted))}")
+    else:
+        yield warn("peers", f"key of {ring.own.node}; no other node is believed", "powerguard keys trust")
 
 
 def hostsync(config: Config, conf: Upsmon | None, secondary: Iterable[str], need: Need) -> Iterator[Finding]:

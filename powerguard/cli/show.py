@@ -31,6 +31,10 @@ def once(now: Status) -> None:
     for text in _troubles(now):
         screen.print(f"[yellow]trouble[/] {safe(text)}")
     screen.print(_feeds(now.feeds))
+    for peer in now.peers:
+        heard = "never heard" if peer.heard_s is None else f"heard {seconds(peer.heard_s)} ago"
+        leads = f", leads {safe(', '.join(peer.leads))}" if peer.leads else ""
+        screen.print(f"node {safe(peer.node)}: {heard}{leads}")
     if now.jobs:
         screen.print(_jobs(now.jobs))
     else:

@@ -290,6 +290,7 @@ class Daemon:
             lock_held=parts.system.lock_held,
             shutdown_delay_s=parts.system.delay_s,
             gpus_lowered=parts.system.gpus_lowered,
+            peers_heard_at=parts.lines.heard_at,
         )
         return describe(self.config, self.state, shell, parts.clock())
 

@@ -101,6 +101,11 @@ class Lines:
         """Others can be spoken with."""
         return self._peers is not None
 
+    @property
+    def heard_at(self) -> dict[str, float]:
+        """When each node was last heard; from any thread."""
+        return self._peers.heard_at.copy() if self._peers is not None else {}
+
     def here(self) -> tuple[str, ...]:
         """Addresses that turned out to be this node's own since the last look."""
         found, self._new_here = tuple(self._new_here), []

@@ -65,6 +65,15 @@ class JobStatus(Struct, frozen=True):
     saved_s: float | None = None  # ago
 
 
+class PeerStatus(Struct, frozen=True):
+    """The daemon of another node that a job here has a part on."""
+
+    node: str
+    heard_s: float | None  # since its last word; None = never
+    jobs: tuple[str, ...]
+    leads: tuple[str, ...]  # those that it leads
+
+
 class NeedStatus(Struct, frozen=True):
     """How long it takes to be durable and off, planned."""
 
@@ -105,6 +114,7 @@ class Status(Struct, frozen=True):
     gpus_lowered: bool | None = None  # the GPUs run at less power; None: are left alone
     gate: str = ""  # why no new training should begin now; "" = it may
     outlook: Outlook = Outlook("")  # what happens next and when, if things stay as they are
+    peers: tuple[PeerStatus, ...] = ()
     format: int = 1
 
 
@@ -124,6 +134,7 @@ class Shell(Struct, frozen=True):
     lock_held: bool | None = None
     shutdown_delay_s: float | None = None
     gpus_lowered: bool | None = None
+    peers_heard_at: Mapping[str, float] = {}
 
 
 def describe(config: Config, state: State, shell: Shell, now: float) -> Status:
@@ -155,6 +166,7 @@ def describe(config: Config, state: State, shell: Shell, now: float) -> Status:
         shutdown_waits=shell.lock_held,
         shutdown_delay_s=shell.shutdown_delay_s,
         gpus_lowered=shell.gpus_lowered,
+        peers=_peers(state, shell.peers_heard_at, now),
         gate=gate(config.policy, state),
         outlook=outlook(config.policy, state, now),
     )
@@ -178,6 +190,26 @@ def gate(policy: Policy, state: State) -> str:
     if power.runway_s >= need_s + policy.margin_s:
         return ""
     return f"runway {power.runway_s:.0f} s < need {need_s:.0f} s + margin {policy.margin_s:.0f} s"
+
+
+def _peers(state: State, heard_at: Mapping[str, float], now: float) -> tuple[PeerStatus, ...]:
+    """The nodes that jobs of this one span, and any other that has spoken."""
+    jobs: dict[str, list[str]] = {name: [] for name in heard_at}
+    leads: dict[str, list[str]] = {}
+    for name, job in sorted(state.jobs.items()):
+        for node in {*job.nodes, *(seat.node for seat in job.roster)} - {state.node}:
+            jobs.setdefault(node, []).append(name)
+        if not job.leads:
+            leads.setdefault(job.lead, []).append(name)
+    return tuple(
+        PeerStatus(
+            node,
+            max(0.0, now - heard_at[node]) if node in heard_at else None,
+            tuple(names),
+            tuple(leads.get(node, ())),
+        )
+        for node, names in sorted(jobs.items())
+    )
 
 
 def _need(need: Need) -> NeedStatus:

@@ -13,7 +13,9 @@ from powerguard.cli.plan import Plan
 from powerguard.config import loads
 from powerguard.core.need import Need
 from powerguard.core.types import Comm, Sample
-from powerguard.node import upsmon
+from powerguard.node import keyring, upsmon
+from powerguard.node.dial import new_pair
+from powerguard.node.keyring import Trusted
 from powerguard.node.ups_line import UpsAddress
 from powerguard.sim.nvml import FakeGpu, FakeNvml
 
@@ -136,3 +138,22 @@ def test_what_shedding_cant_do_is_said():
     assert ["warn", "ok"] == levels(shed(FakeNvml([FakeGpu(), FakeGpu(fixed=True)]), {})[0])
     assert "isn't known" in shed(FakeNvml([FakeGpu()]), {}, runway_s=None)[0][0].text
     assert [] == list(checks_node.shedding(config(), (), None, None, FakeNvml))
+
+
+def test_the_other_nodes_are_checked(tmp_path):
+    """Off: nothing is said. A missing key fails, no trusted node warns, and names are told."""
+    text = f'[node]\nname = "a"\n[[ups]]\nname = "u"\n[peers]\nkeys = "{tmp_path}"\n'
+    on = loads(text + 'listen = ":9812"\n', env={})
+
+    assert list(checks_node.peers(loads(text, env={}))) == []
+    (found,) = checks_node.peers(on)
+    assert (found.level, found.code) == ("fail", 3)
+    keyring.keep_own(tmp_path, new_pair("a"))
+    (found,) = checks_node.peers(on)
+    assert (found.level, found.todo) == ("warn", "powerguard keys trust")
+    keyring.trust(tmp_path, Trusted("b", new_pair("b").public))
+    (tmp_path / "trusted" / "c.key").write_text("nonsense")
+    assert [(each.level, "believes b" in each.text) for each in checks_node.peers(on)] == [
+        ("warn", False),
+        ("ok", True),
+    ]
