@@ -1,4 +1,4 @@
-"""The shipped core in the benchmark's world: `supply.hear`, `feeds.view` and `decide.transition`, untouched.
+"""The shipped core in the benchmark's world: `supply.hear`, `feeds.view` and `transition.transition`, untouched.
 
 Only what surrounds them is simulated: ranks that need so long to save, a snapshot written in the background.
 Several needs share the estimator while the node trains, because nothing of it depends on the need.
