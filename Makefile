@@ -8,7 +8,7 @@ TORCH   ?= $(shell ./.make/pick-torch)
 JSON    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-node setup-nut check lint test test-nodes fast drill hil-virtual bench bench-disk golden clean
+.PHONY: help setup setup-node setup-nut setup-frameworks check lint test test-nodes fast drill hil-virtual bench bench-disk golden clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -32,12 +32,15 @@ $(STAMP)/drill: $(STAMP)/torch pyproject.toml
 
 $(STAMP)/dev: $(STAMP)/drill pyproject.toml
 	@echo "setup: installing the test tools"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python .make/group.py dev snmp)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python .make/group.py dev snmp frameworks)
 	@touch $@
 
 setup-nut:      ## real NUT, fio, file-system tools and systemd's containers through apt, where that is possible
 	@./.make/apt nut
 	@./.make/apt systemd
+
+setup-frameworks: $(STAMP)/dev   ## DeepSpeed and torchtitan too, for the tests of their adapters
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python .make/group.py frameworks-more)
 
 check: $(STAMP)/dev   ## ruff, mypy --strict, import contracts, fast tests
 	$(BIN)/ruff check .

@@ -1,0 +1,47 @@
+"""Every example through a blackout, by the pytest plugin: mains fail, all is killed, it runs again, same result.
+
+pytest tests/integrations/test_examples.py -k lightning         # one of them
+POWERGUARD_TEST_EXAMPLES=all make test                          # all; without it, one
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ALL = os.environ.get("POWERGUARD_TEST_EXAMPLES") == "all"
+NEEDS = {
+    "fsdp2": ("torch", 2),
+    "untouched_loop": ("torchdata", 1),
+    "huggingface_trainer": ("transformers", 1),
+    "lightning_callback": ("lightning", 1),
+    "accelerate_loop": ("accelerate", 1),
+    "deepspeed_engine": ("deepspeed", 2),
+}
+BY_DEFAULT = ("untouched_loop",)
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS))
+def test_an_example_survives_a_blackout(name, blackout, request):
+    """Resumed bit by bit: the trained parameters equal those of a run that nobody interrupted."""
+    package, ranks = NEEDS[name]
+    if not (ALL or name in BY_DEFAULT or name in (request.config.option.keyword or "")):
+        pytest.skip("takes half a minute; POWERGUARD_TEST_EXAMPLES=all runs it, or -k with its name")
+    pytest.importorskip(package, reason=f"{package} isn't installed (make setup-frameworks)")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    script = [str(EXAMPLES / f"{name}.py"), "--dir", "{checkpoints}", "--save", "{out}/model.pt", "--pace", "0.1"]
+
+    blackout.run([sys.executable, *torchrun, *script], within_s=240.0).assert_resumed_exactly()
+
+
+def test_every_example_is_here():
+    """A new example is to be tried too (tiny_gpt.py is what drills train, smallest_loop.py is the README's)."""
+    assert {path.stem for path in EXAMPLES.glob("*.py")} - {"tiny_gpt", "smallest_loop"} == set(NEEDS)
