@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from powerguard.core import agree, gossip, hearsay, seats, serve
+from powerguard.core import agree, follow, gossip, hearsay, seats, serve
 from powerguard.core.between import (
     COURSE_BYTES,
     GOSSIP_S,
@@ -17,14 +17,27 @@ from powerguard.core.between import (
     REPORT_BYTES,
     BetweenNodes,
     Course,
+    OrderReport,
     OrderState,
     PeerReport,
+    RankPart,
     RankState,
     Report,
 )
 from powerguard.core.decide import decide
 from powerguard.core.job import NO_LEADER, Job, Member, Node, Order, Part, Seat, Stage, Want
-from powerguard.core.messages import Decide, Hello, Pace, Plan, Purpose, Shard, ShardRecord
+from powerguard.core.messages import (
+    Ack,
+    Decide,
+    Hello,
+    Pace,
+    Parked,
+    Plan,
+    Prepare,
+    Purpose,
+    Shard,
+    ShardRecord,
+)
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.state import State, initial
 from powerguard.core.types import Comm, Observation, Phase, RankReport, Sample, Send
@@ -216,7 +229,6 @@ def test_a_decided_order_is_continued_as_it_is():
     """What one node knows to be decided, a successor takes over: same number, step and generation."""
     told = OrderState(4, "ev", Purpose.STOP, stage=Stage.SEALING, step=9, generation="step-9.ev-4")
     job = led(claimed_at=NOW, order=order(seq=4))
-    from powerguard.core.between import OrderReport, RankPart
 
     word = report(order=OrderReport(told, (RankPart(2, Part(shard=shard(2))),)))
     after = heard(node("a", job=job), word).jobs[JOB].order
@@ -514,3 +526,41 @@ def test_a_dead_ranks_deputy_is_asked_and_its_shard_counts():
     job, _ = agree.tick(POLICY, jobs[JOB], NOW + 2.0, budget_s=None)
 
     assert Stage.SEALING is job.order.stage
+
+
+def test_a_rank_parks_where_it_is_when_its_staged_state_is_saved():
+    """Plan B: the decided step lies behind, and that is no miss; the rank writes nothing, and stops at its boundary."""
+    f, place = follow.Follower(), follow.Place(7)
+    f, (promise,) = follow.hear(f, Prepare(4, "ev", Purpose.STOP, 15.0, "ev-4"), place, Pace(), NOW)
+    decided = Decide(4, Purpose.STOP, Plan.STAGED, 6, "step-0000000006.ev-4")
+    f, answers = follow.hear(f, decided, place, Pace(), NOW)
+    f, todo = follow.arrive(f, promise.edge, NOW)
+    f, said = follow.due(f, NOW)
+
+    assert 8 == promise.edge
+    assert [Ack(4, "Decide")] == list(answers)
+    assert isinstance(todo, follow.Park)
+    assert [Parked(4, 8)] == list(said)
+
+
+def test_the_ranks_of_other_nodes_are_asked_there():
+    """A leader sends nothing to ranks of other nodes; a follower gives none of the leader's orders to its own twice."""
+    job, told = agree.order(POLICY, led(), seq=4, event="ev", purpose=Purpose.STOP, budget_s=None, reason="r", now=NOW)
+    (send,) = gossip.words(POLICY, node("a", job=job), gossip.Said(), NOW)[1]
+    state = heard(node("b", job=followed()), replace(send.message, n=9))
+    _, asked = agree.tick(POLICY, state.jobs[JOB], NOW, budget_s=None)
+
+    assert {0, 1} == {each.rank for each in told}
+    assert {2, 3} == {each.rank for each in asked}
+    assert {"Prepare"} == {type(each.message).__name__ for each in (*told, *asked)}
+
+
+def test_a_job_that_was_told_to_leave_is_forgotten_soon():
+    """A requeued job of the same name begins anew, with no want of a node that is gone."""
+    job, _ = agree.leave(POLICY, led(), 75, "b halts", NOW)
+    gone = {rank: replace(each, gone="left (75)") for rank, each in job.members.items()}
+    jobs, _ = agree.absorb(POLICY, {JOB: replace(job, members=gone)}, (), (), NOW + agree.LEFT_S + 0.1)
+    kept, _ = agree.absorb(POLICY, {JOB: replace(job, members=gone)}, (), (), NOW + 1.0)
+
+    assert {} == jobs
+    assert {JOB} == set(kept)
