@@ -179,7 +179,8 @@ def test_defaults_hold_their_own_relations():
 
 def test_every_field_of_the_policy_is_a_key():
     """What `decide` weighs can be written in `[policy]`: a new field needs no line here."""
-    values = {f.name: f.default for f in msgspec.structs.fields(Policy) if f.name not in ("feeds", "min_supplies", "outages")}
+    others = ("feeds", "min_supplies", "outages")
+    values = {f.name: f.default for f in msgspec.structs.fields(Policy) if f.name not in others}
     text = "\n".join(f"{k} = {str(v).lower() if not isinstance(v, str) else repr(v)}" for k, v in values.items())
 
     assert loads(f"{SMALL}[policy]\n{text}", env={}).policy == loads(SMALL, env={}).policy
