@@ -51,3 +51,9 @@ def _keep(world, folder):
 def night() -> Callable[..., tuple[World, str]]:
     """Makes a night in a folder: see `_night`. The mains fail at 110 s."""
     return _night
+
+
+@pytest.fixture(scope="session")
+def keep() -> Callable[..., str]:
+    """Writes the journal that a world's daemon would have kept, into a folder: `keep(world, folder)`."""
+    return _keep
