@@ -66,7 +66,8 @@ class Names:
 
     def unique(self, path: str) -> str:
         """*path*, or with a number behind."""
-        path = path.encode("utf-8", "replace").decode()  # a lone surrogate has no UTF-8
+        if not path.isascii():
+            path = path.encode("utf-8", "replace").decode()  # a lone surrogate has no UTF-8
         name, number = path, 1
         while name in self._taken:
             number += 1

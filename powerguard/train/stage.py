@@ -40,8 +40,10 @@ class Copy:
         self._base = slot.tensor.data_ptr()
         parts = sorted(zip(layout.parts, blobs, strict=True), key=lambda pair: pair[0].offset)
         parts = [(part, blob) for part, blob in parts if part.nbytes]
-        self._plain = [(part, blob) for part, blob in parts if _is_plain(blob)]
-        self._others = [(part, blob) for part, blob in parts if not _is_plain(blob)]
+        self._plain: list[tuple[Part, Blob]] = []
+        self._others: list[tuple[Part, Blob]] = []
+        for pair in parts:
+            (self._plain if _is_plain(pair[1]) else self._others).append(pair)
         self._offsets = [part.offset for part, _ in self._plain]
         self._sources = [blob.source.data_ptr() for _, blob in self._plain]
 

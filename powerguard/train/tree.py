@@ -139,11 +139,11 @@ class _Walk:
         if plainly and value.is_quantized:
             plain, facts = quantized.describe(value.detach(), path)
             return {"quantized": {**facts, "values": self.tensor(plain, path, group)["tensor"]}}
-        refusal = _refusal(value)
+        refusal = "" if plainly and value.layout is torch.strided and not value.is_meta else _refusal(value)
         if refusal:
             raise StateError(f"{path} is {refusal}", todo="save what it is made of as plain tensors")
         payload: dict[str, Any] = {}
-        if isinstance(value, torch.nn.Parameter):
+        if type(value) is not torch.Tensor and isinstance(value, torch.nn.Parameter):
             payload["parameter"] = True
         if value.requires_grad and value.is_leaf:
             payload["grad"] = True
