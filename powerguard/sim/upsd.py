@@ -13,31 +13,18 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import TracebackType
 
-from powerguard.sim.upsd_answers import USERS, Answers, Session, Ups, User, take_question
+from powerguard.sim.upsd_answers import Answers
 from powerguard.sim.upsd_faults import HITCHES, STATES, Fault
+from powerguard.sim.upsd_grammar import take_question
+from powerguard.sim.upsd_hitches import Hitches, send
+from powerguard.sim.upsd_state import HEALTHY, USERS, Session, Ups, User
 
-HEALTHY: Mapping[str, str] = {
-    "battery.charge": "100",
-    "battery.charge.low": "20",
-    "battery.runtime": "1200",
-    "battery.runtime.low": "120",
-    "battery.type": "PbAc",
-    "driver.name": "simulated",
-    "driver.parameter.pollfreq": "1",
-    "driver.parameter.pollinterval": "1",
-    "input.voltage": "230.0",
-    "ups.load": "35",
-    "ups.mfr": "Powerguard",
-    "ups.model": "Simulated 3000",
-    "ups.status": "OL",
-}
+__all__ = ["HEALTHY", "SimUpsd"]
 
 SESSIONS_MAX = 256
 QUESTION_MAX_BYTES = 1 << 16
@@ -63,7 +50,7 @@ class SimUpsd:
         self._idle_s = idle_s
         self._answers = Answers(users)
         self._answers.has_tls = tls is not None
-        self._faults: list[Fault] = []
+        self._hitches = Hitches()
         self._changed = threading.Condition(threading.RLock())
         self._stopping = threading.Event()
         self._serving = threading.Event()  # cleared: half-open
@@ -183,7 +170,7 @@ class SimUpsd:
                 for each in [self._ups(fault.ups)] if fault.ups else self._answers.upses.values():
                     each.state = fault.kind
             elif fault.kind in HITCHES:
-                self._faults.append(fault)
+                self._hitches.add(fault)
         if fault.kind == "half-open":
             self._serving.clear()
         elif fault.kind == "refuse":
@@ -193,7 +180,7 @@ class SimUpsd:
     def clear(self, ups: str = "") -> None:
         """Ends the faults of *ups*; without a name, all faults. FSD stays."""
         with self._changed:
-            self._faults = [fault for fault in self._faults if ups and fault.ups.casefold() != ups.casefold()]
+            self._hitches.end(ups)
             for each in [self._ups(ups)] if ups else self._answers.upses.values():
                 each.state = "ok"
         if not ups:
@@ -287,9 +274,10 @@ class SimUpsd:
                 with self._changed:
                     self.asked.append(_masked(question))
                     lines = self._answers.answer(session, question)
-                    hitch = self._hitch(question)
+                    hitch = self._hitches.due(question)
                     self._changed.notify_all()
-                if not self._send(connection, lines, hitch, question):
+                about = next((word for word in question[1:] if word.casefold() in self._answers.upses), "")
+                if not send(connection, lines, hitch, about, self._stopping.wait):
                     return
                 if was_plain and session.tls and self._tls is not None:
                     buffer.clear()  # what was said in plain text isn't part of the secure session
@@ -298,53 +286,6 @@ class SimUpsd:
                         self._sockets[me] = secure
                     secure.do_handshake()
                     connection = secure
-
-    def _hitch(self, question: list[str]) -> Fault | None:
-        for index, fault in enumerate(self._faults):
-            if fault.meets(question):
-                if fault.times is not None:
-                    left = fault.times - 1
-                    self._faults[index : index + 1] = [replace(fault, times=left)] if left > 0 else []
-                return fault
-        return None
-
-    def _send(self, connection: socket.socket, lines: list[str], fault: Fault | None, question: list[str]) -> bool:
-        """Sends the answer as *fault* has it; False: the connection ends here."""
-        pieces = [f"{line}\n".encode("utf-8", "surrogateescape") for line in lines]
-        if fault is None:
-            for piece in pieces:  # one write a line, as upsd does
-                connection.sendall(piece)
-            return True
-        whole = fault.data or b"".join(pieces)
-        match fault.kind:
-            case "silent":
-                return True
-            case "late":
-                self._stopping.wait(fault.seconds)
-                connection.sendall(whole)
-            case "drip":
-                for code in whole:
-                    connection.sendall(bytes((code,)))
-                    if self._stopping.wait(fault.seconds):
-                        return False
-            case "garbage":
-                connection.sendall(whole)
-            case "wrong":
-                connection.sendall(self._about_another(whole, question))
-            case "cut" | "drop" | "reset":
-                connection.sendall(whole[: 0 if fault.kind == "drop" else fault.after])
-                if fault.kind == "reset":
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                return False
-        return True
-
-    def _about_another(self, answer: bytes, question: list[str]) -> bytes:
-        """The same answer about a UPS called `another`."""
-        for word in question[1:]:
-            if word.casefold() in self._answers.upses:
-                for end in (b" ", b"\n"):
-                    answer = answer.replace(f" {word}".encode() + end, b" another" + end)
-        return answer
 
 
 def _connected(connection: socket.socket) -> bool:

@@ -7,124 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+from powerguard.sim.upsd_grammar import quoted, take_question
+from powerguard.sim.upsd_state import USERS, Err, Session, Ups, User
+
+__all__ = ["USERS", "Answers", "Err", "Session", "Ups", "User", "quoted", "take_question"]
 
 VERSION = "Network UPS Tools upsd 2.8.0 (simulated) - http://www.networkupstools.org/"
 COMMANDS = "Commands: HELP VER GET LIST SET INSTCMD LOGIN LOGOUT USERNAME PASSWORD STARTTLS"
 NO_DESCRIPTION = "Description unavailable"
 _READ_ONLY = ("driver.", "device.", "server.")
 _NEED_USER = ("LOGIN", "PRIMARY", "MASTER", "FSD", "SET", "INSTCMD")
-
-
-@dataclass(frozen=True)
-class User:
-    """An entry of upsd.users. *upsmon*: "primary", "secondary" or "" (may not LOGIN)."""
-
-    password: str
-    upsmon: str = "secondary"
-    may_set: bool = False
-    may_fsd: bool = False
-    instcmds: bool = False
-
-
-USERS: Mapping[str, User] = {
-    "admin": User("adminpw", upsmon="", may_set=True, may_fsd=True, instcmds=True),
-    "primary": User("primarypw", upsmon="primary"),
-    "secondary": User("secondarypw", upsmon="secondary"),
-}
-
-
-@dataclass
-class Ups:
-    """One simulated UPS; *state* is "ok", "wait", "stale" or "driver-gone"."""
-
-    name: str
-    description: str | None = None
-    variables: dict[str, str] = field(default_factory=dict)
-    commands: tuple[str, ...] = ("load.off", "load.on", "shutdown.return", "test.battery.start")
-    fsd: bool = False
-    state: str = "ok"
-
-    def seen(self) -> dict[str, str]:
-        """The variables as a client sees them."""
-        if self.state == "wait":
-            return {"ups.status": "WAIT"}
-        seen = dict(sorted(self.variables.items()))
-        if self.fsd:
-            seen["ups.status"] = f"FSD {seen.get('ups.status', '')}".rstrip()
-        return seen
-
-
-@dataclass
-class Session:
-    """What upsd knows of one connection."""
-
-    peer: str
-    user: str = ""
-    password: str | None = None
-    login: str = ""  # name of the UPS
-    tls: bool = False
-    tracking: bool = False
-    ended: bool = False
-
-
-class Err(Exception):
-    """Answered as `ERR code`."""
-
-
-def quoted(value: str) -> str:
-    """As pconf_encode does: backslash, quote and # are escaped."""
-    for mark in '\\"#':
-        value = value.replace(mark, "\\" + mark)
-    return f'"{value}"'
-
-
-def take_question(buffer: bytearray) -> list[str] | None:
-    """Takes the next whole question off *buffer*; None while there is none.
-
-    The grammar of NUT's parseconf.c: a question goes on while a quote is open, `#` starts a comment outside of
-    quotes and spoils the line (which then has no answer) inside, and what isn't printable ASCII is dropped.
-    """
-    found: list[bytearray] = []
-    word: bytearray | None = None
-    state = "between"
-    for at, code in enumerate(buffer):
-        char = bytes((code,))
-        kept = char if 0x20 <= code <= 0x7F else b""
-        if state.endswith("literal"):
-            state = state.removesuffix("-literal")
-            assert word is not None
-            word += kept
-        elif state == "quoted" and char not in b'"#':
-            if char == b"\\":
-                state = "quoted-literal"
-            else:
-                assert word is not None
-                word += kept
-        elif char == b"\n":
-            if state == "spoilt":
-                found, word, state = [], None, "between"
-                continue
-            del buffer[: at + 1]
-            return [bytes(each).decode("ascii") for each in found]
-        elif state in ("comment", "spoilt"):
-            continue
-        elif char == b'"' and state == "between":
-            state, word = "quoted", bytearray()
-            found.append(word)
-        elif char == b"#":
-            state = "spoilt" if state == "quoted" else "comment"
-        elif char.isspace() or state == "quoted":
-            state, word = "between", None
-        else:
-            if word is None:
-                state, word = "bare", bytearray()
-                found.append(word)
-            if char == b"\\":
-                state = "bare-literal"
-            else:
-                word += kept
-    return None
 
 
 class Answers:

@@ -7,9 +7,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from powerguard.sim.upsd import HEALTHY, SimUpsd
-from powerguard.sim.upsd_answers import USERS
+from powerguard.sim.upsd import SimUpsd
 from powerguard.sim.upsd_faults import Fault
+from powerguard.sim.upsd_state import HEALTHY, USERS
 
 HELP = """\
 ups.status: OB DISCHRG        set a variable of every UPS

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerguard.sim.upsd import HEALTHY, SimUpsd
-from powerguard.sim.upsd_answers import Answers, Session, Ups, User, quoted, take_question
+from powerguard.sim.upsd_answers import Answers
 from powerguard.sim.upsd_faults import HITCHES, OUTAGES, STATES, Fault
+from powerguard.sim.upsd_grammar import quoted, take_question
+from powerguard.sim.upsd_state import Session, Ups, User
 
 TRANSCRIPT = Path(__file__).parent.parent / "data" / "upsd-2.8.0.txt"
 
