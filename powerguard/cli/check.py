@@ -78,7 +78,15 @@ def check(
     made = None
     if len(samples) == len(config.ups):
         measured = write_mbps or _measure(directory, size, findings)
-        need = _need(config, status, size, measured or None, own=bool(state_bytes or write_mbps), directory=directory)
+        need = _need(
+            config,
+            status,
+            size,
+            measured or None,
+            own=bool(state_bytes or write_mbps),
+            rate_given=bool(write_mbps),
+            directory=directory,
+        )
         made = plan.make(
             config,
             tuple(samples),
@@ -166,6 +174,7 @@ def _need(
     rate: float | None,
     *,
     own: bool,
+    rate_given: bool,
     directory: Path | None,
 ) -> Need:
     """By the operator's word, else by the daemon's of running jobs, by saves measured there, by size and rate."""
@@ -175,7 +184,7 @@ def _need(
             flush_s=told.flush_s, save_s=told.save_s, halt_s=told.halt_s, total_s=told.total_s, by=told.by,
             measured=told.measured,
         )  # fmt: skip
-    kept = None if own else plan.kept_need(config.policy, directory, size)
+    kept = None if rate_given else plan.kept_need(config.policy, directory, size)
     return kept or plan.need_of(config, size, rate)
 
 

@@ -119,9 +119,12 @@ def kept_need(policy: Policy, directory: Path | None, state_bytes: float | None)
     saves = paces.everybody(directory) if directory is not None else ()
     if not saves:
         return None
-    rank_bytes = saves[-1].bytes
-    ranks = max(1, round(state_bytes / rank_bytes)) if state_bytes else 1
-    alike = paces.like(saves, rank_bytes)[-paces.SAVES :]
+    rank_bytes = float(saves[-1].bytes)
+    size_now = state_bytes or rank_bytes
+    ranks = max(1, round(size_now / rank_bytes))
+    alike = paces.like(saves, int(size_now / ranks))[-paces.SAVES :]
+    if not alike:
+        return None
     return need_of_pace(policy, pace_of(alike, ranks), f"{len(alike)} saves measured there, the slowest counts")
 
 

@@ -80,6 +80,10 @@ def test_check_plans_with_saves_that_were_measured(tmp_path):
     both = plan.kept_need(Policy(), tmp_path, 2000.0)
     assert both is not None
     assert both.write_s == pytest.approx(2 * 14.0 * Policy().flush_factor)
+    larger = plan.kept_need(Policy(), tmp_path, 1400.0)
+    assert larger is not None
+    assert larger.write_s == pytest.approx((1.4 * 12.0 + 2.0) * Policy().flush_factor)
+    assert plan.kept_need(Policy(), tmp_path, 300.0) is None
 
 
 def test_json_of_a_refusal_is_still_one_line_of_words(tmp_path, capsys):
