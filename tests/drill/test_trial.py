@@ -11,23 +11,23 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 def test_a_daemon_follows_its_ups(ups, powerguard_daemon):
     """On line, on battery, parked (nothing trains here), and on line again when the mains are back."""
-    powerguard_daemon.wait_for("online")
+    powerguard_daemon.wait_for("online", 60.0)
     ups.cut_mains()
-    powerguard_daemon.wait_for("parked")
+    powerguard_daemon.wait_for("parked", 60.0)
     assert not powerguard_daemon.halted
     ups.restore_mains()
-    powerguard_daemon.wait_for("online")
+    powerguard_daemon.wait_for("online", 60.0)
 
 
 def test_a_server_that_fails_is_seen(ups, powerguard_daemon):
     """A fault of the server shows in the status, and its end too."""
     from powerguard.drill.trial import wait_for
 
-    powerguard_daemon.wait_for("online")
+    powerguard_daemon.wait_for("online", 60.0)
     ups.fault("stale")
-    wait_for(lambda: powerguard_daemon.status["feeds"][0]["comm"] == "stale", 10.0, "the stale data to be seen")
+    wait_for(lambda: powerguard_daemon.status["feeds"][0]["comm"] == "stale", 60.0, "the stale data to be seen")
     ups.clear()
-    wait_for(lambda: powerguard_daemon.status["feeds"][0]["comm"] == "ok", 10.0, "its end to be seen")
+    wait_for(lambda: powerguard_daemon.status["feeds"][0]["comm"] == "ok", 60.0, "its end to be seen")
 
 
 def test_a_command_without_a_place_for_checkpoints_is_refused(blackout):
