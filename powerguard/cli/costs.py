@@ -11,13 +11,11 @@ from msgspec import Struct
 from rich.table import Table
 
 from powerguard.cli.out import console, say, say_json, seconds
-from powerguard.core.interval import learned_mtbf_s, optimum_s, unannounced_mtbf_s
+from powerguard.core.interval import PRIOR_S, learned_mtbf_s, optimum_s, unannounced_mtbf_s
 from powerguard.errors import DirectoryError, UsageError
 from powerguard.generations import lives
 from powerguard.generations.lives import Life
 
-PRIOR_S = 30 * 86400.0
-"""As `save_every="auto"` has it: assumed while little is known."""
 UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -95,13 +93,16 @@ def add_up(known: tuple[Life, ...], others: list[float], mtbf_s: float | None = 
     saves, saves_s = sum(life.saves for life in known), sum(life.blocked_s for life in known)
     bad = len(over) - announced
     share = announced / len(over) if over else 0.0
-    between_s = learned_mtbf_s(trained_s, bad, PRIOR_S) if mtbf_s is None else unannounced_mtbf_s(mtbf_s, share)
+    if mtbf_s is not None:
+        between_s = unannounced_mtbf_s(mtbf_s, share)
+    else:
+        between_s = trained_s / bad if bad else learned_mtbf_s(trained_s, 0, PRIOR_S)
     blocked_s = saves_s / saves if saves else 0.0
     choices = []
     if saves:
         choices.append(Choice(trained_s / saves, "as it was", saves_s, sum(life.lost_s for life in over)))
         best = optimum_s(blocked_s, between_s)
-        named = [(best, "pays most"), (best / 2, "half of it"), (best * 2, "twice it")]
+        named = [(best, "the best"), (best / 2, "half of it"), (best * 2, "twice it")]
         for every_s, what in [*named, *((one, "asked for") for one in others)]:
             if every_s > 0:
                 choices.append(Choice(every_s, what, blocked_s * trained_s / every_s, bad * every_s / 2))
@@ -145,7 +146,7 @@ def _show(known: tuple[Life, ...], summed: Costs) -> None:
     for one in summed.choices:
         table.add_row(seconds(one.every_s), one.what, seconds(one.saves_s), seconds(one.lost_s), seconds(one.total_s))
     console().print(table)
-    say(f"expected for {unannounced} unannounced failures; the best interval by one in {seconds(summed.mtbf_s)}")
+    say(f"others: as expected with {unannounced} unannounced failures, the best by one in {seconds(summed.mtbf_s)}")
 
 
 def _interval(text: str) -> float:

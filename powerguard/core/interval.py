@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import math
 
+PRIOR_WEIGHT = 0.25
+PRIOR_S = 30 * 86400.0
+"""Assumed, not measured: one unannounced failure of a run in 30 days, while nothing is configured or learned."""
+
 
 def unannounced_mtbf_s(mtbf_s: float, announced: float) -> float:
     """Mean seconds between failures that lose work; *announced* is the share of those that don't, 0 to 1."""
@@ -16,11 +20,11 @@ def unannounced_mtbf_s(mtbf_s: float, announced: float) -> float:
 
 
 def learned_mtbf_s(ran_s: float, unannounced: int, prior_s: float) -> float:
-    """The same from a record of *unannounced* failures in *ran_s*: a prior of one failure in *prior_s* is added.
+    """The same from a record of *unannounced* failures in *ran_s*, with a prior of one failure in *prior_s*.
 
-    So the first days are judged by the prior, and a run of many weeks by itself.
+    The prior counts as a quarter of a failure: it judges while nothing is known, and two failures outweigh it.
     """
-    return (ran_s + prior_s) / (unannounced + 1)
+    return (ran_s + PRIOR_WEIGHT * prior_s) / (unannounced + PRIOR_WEIGHT)
 
 
 def optimum_s(blocked_s: float, mtbf_s: float) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from powerguard.core.interval import learned_mtbf_s, optimum_s, unannounced_mtbf_s
+from powerguard.core.interval import PRIOR_S, learned_mtbf_s, optimum_s, unannounced_mtbf_s
 from powerguard.core.messages import Pace
 from powerguard.errors import UsageError
 from powerguard.generations import lives
@@ -24,8 +24,6 @@ FIRST_STEPS = 20
 """With an interval of time, the first save is after so many steps: by then a step's time is known."""
 GROWTH = 4
 """An interval is at most so many times the one before, in steps: a few fast steps prove nothing."""
-PRIOR_S = 30 * 86400.0
-"""Assumed, not measured: one unannounced failure in 30 days, while nothing is configured or learned."""
 
 _UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerguard.core.interval import learned_mtbf_s, optimum_s, overhead, unannounced_mtbf_s
+from powerguard.core.interval import PRIOR_WEIGHT, learned_mtbf_s, optimum_s, overhead, unannounced_mtbf_s
 
 BLOCKED = st.floats(1e-3, 100.0)
 MTBF = st.floats(3600.0, 1e8)
@@ -49,7 +49,7 @@ def test_a_record_outweighs_the_prior_in_time(ran_s, failures):
 
     assert learned_mtbf_s(0.0, 0, prior) == prior
     assert learned_mtbf_s(ran_s, failures + 1, prior) < learned
-    assert 0.0 < learned <= ran_s + prior
+    assert 0.0 < learned <= ran_s / PRIOR_WEIGHT + prior
 
 
 def test_what_costs_nothing_may_be_done_always():
