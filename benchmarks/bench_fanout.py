@@ -38,7 +38,7 @@ import zmq
 
 from powerguard import wire
 from powerguard.core import gossip
-from powerguard.core.between import Course, FromPeer, OrderReport, RankPart, RankState, Report
+from powerguard.core.between import GOSSIP_S, Course, FromPeer, OrderReport, RankPart, RankState, Report
 from powerguard.core.decide import decide
 from powerguard.core.job import Part, Stage, Want
 from powerguard.core.messages import Decide, Hello, Pace, Plan, Prepare, Promise, Purpose
@@ -166,9 +166,13 @@ def follow(numbers: range, pairs: list[Own], server: str, port: int, pipe: Conne
     for socket_ in by_socket:
         poller.register(socket_, zmq.POLLIN)
     poller.register(pipe.fileno(), zmq.POLLIN)
-    told = True
+    told, again_at = True, 0.0
     while True:
-        for source, _ in poller.poll(1000):
+        if time.monotonic() >= again_at:  # as daemons do, or the leader takes the node for lost
+            again_at = time.monotonic() + GOSSIP_S
+            for each in mine if mine[0].job else ():
+                each.report()
+        for source, _ in poller.poll(200):
             if source == pipe.fileno():
                 word = pipe.recv()
                 if word is None:

@@ -29,6 +29,9 @@ from powerguard.core.policy import Policy
 from powerguard.core.state import State
 from powerguard.core.types import Phase
 
+WORDS_MAX = 400
+"""Characters of a text for people; the whole stays with who wrote it."""
+
 KEEP_SNAPSHOT_S = 60.0
 """A wish for a snapshot is told for so long."""
 
@@ -193,7 +196,7 @@ def _order(order: Order, now: float) -> OrderState:
         event=order.event,
         purpose=order.purpose,
         stage=order.stage,
-        reason=order.reason,
+        reason=order.reason[:WORDS_MAX],
         budget_s=order.budget_s,
         plan=order.plan,
         step=order.step,
@@ -202,7 +205,7 @@ def _order(order: Order, now: float) -> OrderState:
         stage_s=max(0.0, now - order.stage_at),
         sealer=order.sealer,
         sealed_by=order.sealed_by,
-        why=order.why,
+        why=order.why[:WORDS_MAX],  # it may name thousands of ranks
         settled=order.settled,
         over=order.over,
         nth=order.nth,

@@ -21,6 +21,7 @@ from powerguard.node import keyring
 from powerguard.node.addresses import Resolver, is_here, joined, own_addresses, split
 from powerguard.node.keyring import Keyring
 from powerguard.node.peers import Peers
+from powerguard.wire import WireError
 
 KEEP_S = 30.0
 """A line that was dialled is kept for so long after the last word for it."""
@@ -121,7 +122,10 @@ class Lines:
             node = word.node or self._located(word.address)
             if node in self._peers.ring.trusted:
                 self._want(node, word, now)
-                self._peers.send(node, word.message)
+                try:
+                    self._peers.send(node, word.message)
+                except WireError as err:  # the others' words go out all the same
+                    log.error("a word can't be sent", node=node, why=str(err))
             elif node:
                 self._unknown[word.address] = f"node {node} isn't trusted here (powerguard keys trust)"
         self._peers.reach(self._reached(now))

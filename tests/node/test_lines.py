@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 
+import msgspec
 import pytest
 
 from powerguard.config import loads
@@ -179,3 +180,16 @@ def test_what_is_here_is_known_without_asking_anybody():
         time.sleep(0.01)
     assert set(resolver.addresses("localhost")) & {"127.0.0.1", "::1"}
     resolver.close()
+
+
+def test_a_word_that_cant_be_framed_stops_no_other(sides, eventually):
+    """One word beyond the limits is said in the log; the words for other jobs still go out."""
+    a, b = sides
+    b.lines._own.clear()
+    state = spanning("b", "a")
+    long = spanning("b", "a").jobs["job"]
+    member = msgspec.structs.replace(long.members[1], gone="x" * 5000)
+    state.jobs["a first one"] = msgspec.structs.replace(long, name="a first one", members={1: member})
+
+    eventually(lambda: b.lines.say(Policy(), state, time.monotonic()) or a.heard)
+    assert {each.message.job for each in a.heard} == {"job"}
