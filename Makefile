@@ -74,6 +74,9 @@ test-nodes: setup-nut $(STAMP)/dev   ## a job over three hosts (network namespac
 drill: $(STAMP)/drill   ## sets up, then a blackout on this machine: simulated UPS, real daemon, real ranks
 	$(BIN)/powerguard drill blackout $(if $(JSON),--json)
 
+drill-all: $(STAMP)/drill   ## every scenario there is, in a simulated world and on real processes, each with a line
+	$(BIN)/powerguard drill all $(if $(JSON),--json)
+
 bench: $(STAMP)/dev   ## each benchmark prints one JSON line
 	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b --json || exit 1; done
 

@@ -27,7 +27,12 @@ def live(daemon, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`powerguard drill --live` against *daemon*."""
     command = [sys.executable, "-m", "powerguard.cli", "drill", "--live", "--run-dir", str(daemon.process.run_dir)]
     return subprocess.run(
-        [*command, "--out", str(out), *words], capture_output=True, text=True, timeout=300, check=False
+        [*command, "--out", str(out), *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 
@@ -48,7 +53,11 @@ def test_a_live_drill_changes_no_bit_of_training(ups, powerguard_daemon, herd, t
     ranks = herd.start(command, tmp_path / "ranks.log", env=env)
     wait_for(lambda: min(powerguard_daemon.steps(), default=0) >= 8, 240.0, "the ranks to train")
 
+    unasked = live(powerguard_daemon, tmp_path / "unasked")
     done = live(powerguard_daemon, tmp_path / "live", "--yes", "--json")
+
+    assert 2 == unasked.returncode
+    assert "say --yes" in unasked.stderr
 
     assert 0 == done.returncode, done.stderr
     result = json.loads(done.stdout)
@@ -62,7 +71,6 @@ def test_a_live_drill_changes_no_bit_of_training(ups, powerguard_daemon, herd, t
     assert result["spare_s"] == pytest.approx(result["runway_s"] - result["need_s"] - 1.5, abs=1.0)
     page = (tmp_path / "live" / "report.html").read_text()
     assert "Live drill" in page
-    assert "a drill began" in page or "drill" in page
     assert not powerguard_daemon.halted
 
     wait_for(lambda: ranks.poll() is not None, 300.0, "the run to finish")
@@ -76,3 +84,21 @@ def test_a_live_drill_changes_no_bit_of_training(ups, powerguard_daemon, herd, t
     assert [1, 1] == [len(drilled[rank]) for rank in (0, 1)]
     assert compared.bit_exact, compared.difference
     assert compared.losses_compared == 2 * PLAN.total_steps
+
+
+def test_a_live_drill_is_refused_where_it_would_be_in_the_way(ups, powerguard_daemon, tmp_path):
+    """Without a job, on battery, without a daemon: one line, no folder, and nothing was ordered."""
+    powerguard_daemon.wait_for("online", 120.0)
+    nobody = live(powerguard_daemon, tmp_path / "none", "--yes")
+    ups.cut_mains()
+    wait_for(lambda: powerguard_daemon.status.get("on_battery") is True, 120.0, "the outage to be seen")
+    dark = live(powerguard_daemon, tmp_path / "none", "--yes")
+    ups.restore_mains()
+    command = [sys.executable, "-m", "powerguard.cli", "drill", "--live", "--run-dir", str(tmp_path)]
+    away = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    assert (1, 1, 10) == (nobody.returncode, dark.returncode, away.returncode)
+    assert "no training job is registered" in nobody.stderr
+    assert "on battery" in dark.stderr
+    assert [1, 1, 1] == [done.stderr.count("\n") for done in (nobody, dark, away)]
+    assert not (tmp_path / "none").exists()
