@@ -211,6 +211,7 @@ class Guard:
             "guard attached",
             directory=str(flusher.directory),
             state_bytes=ready.state_bytes,
+            memory_bytes=ready.memory_bytes,
             writer=ready.writer,
             write_s=None if ready.write_s is None else round(ready.write_s + (ready.fsync_s or 0.0), 3),
         )
