@@ -29,6 +29,7 @@ class Bug(Struct, frozen=True):
 
     name: str
     law: str  # how the breach begins
+    seed: int  # of a run that notices it; another one does as well
     module: ModuleType
     attribute: str
     wrong: Callable[[Wrong], Wrong]
@@ -169,20 +170,20 @@ def _all_quiet(_: Wrong) -> Wrong:
 
 
 BUGS = (
-    Bug("seals with one shard", "seal", agree, "_whole", _one_shard_is_enough),
-    Bug("seals before all is durable", "seal", demand, "_demand", _an_early_seal),
-    Bug("a rank gets another step", "moved", demand, "_decision", _another_step),
-    Bug("a late rank saves where it is", "steps", follow, "_decided", _wherever_it_is),
-    Bug("nobody waits at the promised boundary", "passed", follow, "_hold", _no_hold),
-    Bug("even boundaries are passed", "passed", follow, "arrive", _passes_half_the_time),
-    Bug("leaves without waiting for the peers", "exit", demand, "may_leave", _at_once),
-    Bug("other nodes' ranks count as quiet", "exit", demand, "quiet", _all_quiet),
-    Bug("staged counts as durable", "seal", answers, "_delivered", _staged_is_enough),
-    Bug("never resumes", "end", serve, "_to_be_recalled", _never),
-    Bug("never dismisses", "end", serve, "_cannot_go_on", _keeps_its_own_halt),
-    Bug("no successor", "end", seats, "care", _nobody_takes_over),
-    Bug("two leaders give one number", "moved", seats, "number", _the_next_number),
-    Bug("a successor decides an order again", "moved", seats, "_claimed", _decides_again),
+    Bug("seals with one shard", "seal", 1, agree, "_whole", _one_shard_is_enough),
+    Bug("seals before all is durable", "seal", 6, demand, "_demand", _an_early_seal),
+    Bug("a rank gets another step", "moved", 5, demand, "_decision", _another_step),
+    Bug("a late rank saves where it is", "steps", 53, follow, "_decided", _wherever_it_is),
+    Bug("nobody waits at the promised boundary", "passed", 1, follow, "_hold", _no_hold),
+    Bug("even boundaries are passed", "passed", 1, follow, "arrive", _passes_half_the_time),
+    Bug("leaves without waiting for the peers", "exit", 16, demand, "may_leave", _at_once),
+    Bug("other nodes' ranks count as quiet", "exit", 55, demand, "quiet", _all_quiet),
+    Bug("staged counts as durable", "seal", 6, answers, "_delivered", _staged_is_enough),
+    Bug("never resumes", "end", 1, serve, "_to_be_recalled", _never),
+    Bug("never dismisses", "end", 0, serve, "_cannot_go_on", _keeps_its_own_halt),
+    Bug("no successor", "end", 0, seats, "care", _nobody_takes_over),
+    Bug("two leaders give one number", "moved", 0, seats, "number", _the_next_number),
+    Bug("a successor decides an order again", "moved", 0, seats, "_claimed", _decides_again),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -11,7 +12,7 @@ from powerguard.core.job import Stage
 from powerguard.core.messages import Plan
 from powerguard.core.types import Phase
 from powerguard.errors import InvariantError
-from powerguard.sim.agree import many
+from powerguard.sim.agree import main, many
 from powerguard.sim.chances import draw
 from powerguard.sim.cluster import BEGIN, JOB, Cluster, Fall, Mishap, Outage, Run, Split, Window
 from powerguard.sim.laws import Breach
@@ -19,6 +20,20 @@ from powerguard.sim.planted import BUGS, planted
 from powerguard.sim.ranks import NEVER, Spec
 
 RUNS = int(os.environ.get("POWERGUARD_TEST_SIM", "300"))
+
+
+MADE = {
+    "no successor": (
+        Run(
+            seed=11,
+            nodes=3,
+            outages=(Outage(), Outage(3.0, 9.0), Outage()),
+            falls=(Fall("sealed", told=0.7, away_s=NEVER),),
+            calm_at=14.0,
+        ),
+    )
+}
+"""Runs that notice what chance rarely meets."""
 
 
 def job_of(cluster: Cluster, node: int):
@@ -45,8 +60,7 @@ def test_a_sample_of_random_runs_keeps_every_law():
 def test_a_planted_bug_is_noticed_by_its_law(bug):
     """Every law can fail: some seed of a few dozen breaks it as soon as the core has a small bug."""
     with planted(bug.name):
-        for seed in range(1, 400):
-            run = draw(seed)
+        for run in (*MADE.get(bug.name, ()), *map(draw, (bug.seed, *range(1, 400)))):
             if run.nodes * run.per_node > 12:
                 continue
             try:
@@ -168,3 +182,18 @@ def test_a_snapshot_spans_nodes():
     assert Stage.SEALED is order.stage
     assert "snapshot" == order.purpose.value
     assert all(rank.alive and not rank.parked for rank in cluster.ranks)
+
+
+@pytest.mark.slow
+def test_the_command_prints_its_seeds_and_says_which_failed(capfd):
+    """`python -m powerguard.sim.agree`: one JSON line and 0, or 1 and each seed with the law that it broke."""
+    assert 0 == main(["--runs", "3", "--json"])
+    told = json.loads(capfd.readouterr().out)
+    with planted("seals with one shard"):
+        assert 1 == main(["--runs", "3", "--jobs", "2"])
+    words = capfd.readouterr()
+
+    assert ([1, 3], 3, {}) == (told["seeds"], told["runs"], told["breaches"])
+    assert "seeds 1 to 3" in words.err
+    assert "seed 1: seal: " in words.err
+    assert "breaches: {'seal': " in words.out
