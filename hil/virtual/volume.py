@@ -6,6 +6,7 @@ a mount then are the reboot, with the recovery of the file system's own log. Mea
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -74,26 +75,44 @@ class Volume:
         self.down = True
 
     def reboot(self) -> None:
-        """Whatever was open on it must be closed by now."""
-        self._unmount()
+        """Whatever was open on it must be closed by now; RuntimeError if something still is after two minutes."""
+        if not self._unmount(120.0):
+            raise RuntimeError(f"{self.path} is still in use: by an open file, or in another mount namespace")
         self._mount()
         self.down = False
 
     def close(self) -> None:
         """Unmounts; the image stays in *root*, if one was given."""
-        self._unmount()
+        if not self._unmount(10.0) and os.path.ismount(self.path):
+            _run("umount", "-l", str(self.path))
         if self._mine:
             shutil.rmtree(self._root, ignore_errors=True)
 
     def _mount(self) -> None:
         _run("mount", "-o", "loop", str(self.image), str(self.path))
 
-    def _unmount(self) -> None:
-        for _ in range(100):
-            if subprocess.run(["umount", self.path], check=False, capture_output=True).returncode == 0:
-                return
-            time.sleep(0.05)  # somebody still has a file of it open
-        _run("umount", "-l", str(self.path))
+    def _unmount(self, within_s: float) -> bool:
+        """Really, and everywhere: while any process's mount namespace has it, the next mount finds it as it was cut."""
+        ends = time.monotonic() + within_s
+        while not (self._unmounted() and self._free()):
+            if time.monotonic() > ends:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def _unmounted(self) -> bool:
+        """Here; one try, if it isn't yet."""
+        if not os.path.ismount(self.path):
+            return True
+        return subprocess.run(["umount", self.path], check=False, capture_output=True).returncode == 0
+
+    def _free(self) -> bool:
+        """No loop device has the image any more: it lets go of it by itself once nothing is mounted."""
+        for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+            with contextlib.suppress(OSError):
+                if path.read_text().strip() == str(self.image):
+                    return False
+        return True
 
 
 def _run(*command: str) -> None:
