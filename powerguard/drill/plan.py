@@ -158,7 +158,7 @@ PLANS = {
             "silent-upsd",
             "upsd falls silent on battery: blind, ranks stop, all is saved and the node halts",
             faults=(Due(f.Silent(at=0.5), After.SNAPSHOT),),
-            runtime_s=45.0,
+            runtime_s=24.0,
             steps=145,  # as a blackout's: both are compared with one undisturbed run
         ),
     )
