@@ -96,6 +96,11 @@ class Injector:
             return f"the node sleeps for {fault.for_s:g} s"
         raise UsageError(f"{f.kebab(type(fault))} can't be done to processes", todo="tell it as a story")
 
+    def mend_ups(self) -> None:
+        """What was wrong with the UPS and on the way to it is over."""
+        if self._ups is not None:
+            self._ups.mend()
+
     def look(self) -> None:
         """Ends what is over; slows what is slow."""
         now = self._clock()
@@ -144,9 +149,16 @@ class FaultyUps:
         """One fault more, from *now* on."""
         self._feed.faults = (*self._feed.faults, _from(fault, now))
 
+    def mend(self) -> None:
+        """All its faults are over."""
+        self._feed.faults = ()
+
     def publish(self, variables: Mapping[str, str]) -> None:
         """*variables* are what the UPS says; upsd is told what is left of them."""
         if not self._feed.faults:
+            if self._kind:
+                self._kind = ""
+                self._upsd.clear()
             self._upsd.replace(self._name, variables)
             return
         now = self._clock()

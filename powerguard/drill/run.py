@@ -139,6 +139,7 @@ class _Drill:
         if self.plan.mains_back is MainsBack.NEVER:
             self.watch.linger(_OFF_S)
             self.supply.restore_mains()
+            self.watch.injector.mend_ups()
             self.screen.say("the power is back, the node starts", "good")
             self.watch.times.boot_at = self.watch.clock()
             self.watch.boot()

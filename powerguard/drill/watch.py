@@ -60,7 +60,7 @@ class Watch:
         clock: Callable[[], float],
     ) -> None:
         self.plan, self.node, self.supply, self.screen, self.clock = plan, node, supply, screen, clock
-        self._injector = injector
+        self.injector = injector
         self._waiting = list(plan.faults)
         self.times = Times()
         self.phase = "starting"
@@ -164,10 +164,10 @@ class Watch:
         """Begins each fault of the plan when it is due."""
         for due in [due for due in self._waiting if self._due(due)]:
             self._waiting.remove(due)
-            what = self._injector.begin(due.fault)
+            what = self.injector.begin(due.fault)
             self.times.fault_at = self.times.fault_at or self.clock()
             self.screen.say(f"FAULT: {what}", "bad")
-        self._injector.look()
+        self.injector.look()
 
     def _due(self, due: Due) -> bool:
         times, fault = self.times, due.fault

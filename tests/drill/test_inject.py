@@ -153,6 +153,9 @@ def test_what_a_client_is_told_through_faults():
         said.publish(ups.variables())
         assert {"ups.status": "WAIT"} == upsd.variables("rack")
         clock.advance(20.0)
+        said.ail(f.DriverGone(), clock())
+        said.publish(ups.variables())
+        said.mend()
         said.publish(ups.variables())
         assert true == pytest.approx(float(upsd.variables("rack")["battery.runtime"]), rel=0.05)
 
