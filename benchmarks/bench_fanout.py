@@ -79,17 +79,16 @@ def lead(own: Own, keys: dict[str, str], port: int, pipe: Connection) -> None:
     peers = Peers("127.0.0.1", port, ring, put=inbox.put, clock=time.monotonic)
     online = Observation(samples=(Sample(UPS, time.monotonic(), Comm.OK, {"ups.status": "OL"}),))
     state, said = initial("boot", time.monotonic(), node=own.node), gossip.Said()
-    known, world, busy_s = False, 0, 0.0
+    known, name_of_job, world = False, "", 0
     pipe.send("up")
     while True:
         seen = inbox.drain(0.05).seen
-        begun = time.thread_time()
         if pipe.poll():
             word = pipe.recv()
             if word is None:
                 pipe.send((rss_kib() - empty_kib, dict(peers.refusals.counts)))
                 break
-            world, known, busy_s = word, False, 0.0
+            (name_of_job, world), known = word, False
             state, said = initial("boot", time.monotonic(), node=own.node), gossip.Said()
             seen = online
             pipe.send("anew")
@@ -98,9 +97,8 @@ def lead(own: Own, keys: dict[str, str], port: int, pipe: Connection) -> None:
         said, words = gossip.words(POLICY, state, said, now)
         for each in words:
             peers.send(each.node, each.message)
-        busy_s += time.thread_time() - begun
-        jobs = list(state.jobs.values())
-        if not known and jobs and len(jobs[0].members) == world:
+        job = state.jobs.get(name_of_job)
+        if not known and job is not None and len(job.members) == world:
             known = True
             pipe.send("complete")
     peers.close(0.0)
@@ -214,10 +212,11 @@ def fan_out(nodes: int, rounds: int) -> dict[str, object]:
         pipes.append(ours)
     first, last, all_of_them = [], [], []
     for round_number in range(rounds + 1):
-        pipe.send(nodes * RANKS)
+        job = (f"job{round_number}", nodes * RANKS)
+        pipe.send(job)
         wait(pipe, "anew")
         for each in pipes:
-            each.send((f"job{round_number}", nodes * RANKS))
+            each.send(job)
         wait(pipe, "complete")
         time.sleep(0.3)
         pipes[0].send("stop")
