@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from powerguard.drill.daemon import DaemonProcess
+from powerguard.drill.daemon import DaemonProcess, last_words
 from powerguard.drill.plan import PLANS
 from powerguard.drill.processes import Herd
 from powerguard.errors import DrillFailed
 from powerguard.node.ask import CONTROL_SOCKET, Ask, ask
 
-WAIT_S = 120.0
+WAIT_S = 180.0
 
 
 class Device(Protocol):
@@ -78,7 +78,10 @@ class _Watch:
         while not (seen and holds(seen)):
             self.daemon.check()
             if time.monotonic() - begun > WAIT_S:
-                raise DrillFailed(f"{self.name}: waited {WAIT_S:.0f} s for {what}; the last seen: {seen}")
+                raise DrillFailed(
+                    f"{self.name}: waited {WAIT_S:.0f} s for {what}; the last seen: {seen}",
+                    todo=last_words(self.daemon.log),
+                )
             time.sleep(0.1)
             if self.daemon.listening:
                 status = ask(self.daemon.run_dir / CONTROL_SOCKET, Ask("status")).data
@@ -91,6 +94,9 @@ class _Watch:
         begun = time.monotonic()
         while not self.daemon.marker.exists():
             if time.monotonic() - begun > WAIT_S:
-                raise DrillFailed(f"{self.name}: no halt within {WAIT_S:.0f} s of a low battery")
+                raise DrillFailed(
+                    f"{self.name}: no halt within {WAIT_S:.0f} s of a low battery",
+                    todo=last_words(self.daemon.log),
+                )
             time.sleep(0.05)
         return time.monotonic() - begun
