@@ -12,6 +12,9 @@ the original gathers a flag from all ranks by a collective, each time. This one 
 All ranks stop after the same iteration, each writes what it holds, and where the node halts `Halted` ends the process
 with code 75: Megatron's own save, which needs all ranks, isn't called. To have that one instead, run the unmodified
 program under ``powerguard exec --signal TERM``.
+
+Not for ``--overlap-param-gather``: there the parameters of a step are gathered during the next one, so at the boundary
+those in the model aren't yet what the optimizer has made of them.
 """
 
 from __future__ import annotations

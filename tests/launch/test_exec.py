@@ -17,7 +17,7 @@ from powerguard.drill.plan import PLANS
 from powerguard.drill.processes import Herd, adopt_orphans
 from powerguard.drill.trial import RunningDaemon, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(300)]
 
 PATIENCE_S = 60.0
 
