@@ -1,6 +1,6 @@
 """What staging costs a step: a copy of the whole state into shared memory, against none, and against torch's own copy.
 
-    python benchmarks/bench_stage.py [--json] [--quick] [--gb 1.0] [--every 5] [--device cuda]
+    python benchmarks/bench_stage.py [--json] [--quick] [--gb 0.5] [--every 5] [--device cuda]
 
 One training process, three kinds of steps in turns: `boundary()` alone; with torch copying every tensor of the state
 into tensors that are there (pinned, for a device); with `guard.stage()`. The deputy runs beside it as it would.
@@ -119,8 +119,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="kept for all benchmarks alike: the answer is JSON anyway")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--gb", type=float, default=1.0)
-    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--gb", type=float, default=0.5)
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--every", type=int, default=5, help="for the cost by step when only every so many are staged")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
