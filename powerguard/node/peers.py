@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import threading
 from collections.abc import Callable, Mapping
 
@@ -278,10 +279,11 @@ class Peers:
 
     @property
     def connections_max(self) -> int:
-        """Beyond so many, nobody new is let in."""
+        """Beyond so many, nobody new is let in: a quarter of this process's descriptors at most (the bus has raised
+        their limit as far as it goes)."""
         if self._connections_max is not None:
             return self._connections_max
-        return 2 * len(self.ring.trusted) + CONNECTIONS_SPARE
+        return min(2 * len(self.ring.trusted) + CONNECTIONS_SPARE, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 
 
 def _user(frame: zmq.Frame) -> str:

@@ -88,7 +88,7 @@ def test_a_leader_lets_its_followers_dial(sides, eventually):
     a.lines.say(Policy(), leads, time.monotonic())
     eventually(lambda: b.heard)
 
-    assert a.lines._peers._dialler.lines == {}
+    assert a.lines._peers._wanted == {}
     assert b.heard[0].node == "a"
 
 
