@@ -6,9 +6,9 @@ from msgspec import Struct, field
 
 from powerguard.core import capacity
 from powerguard.core.draw import Draw, Runway
-from powerguard.core.evidence import level_s, light
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.types import Reading
+from powerguard.core.volts import level_s, light
 
 # Estimator seconds. Population: tuned on 20,000 simulated outages (see evidence.py), checked on others.
 FROM_S = 16.0  # no bound before; only the strong signals

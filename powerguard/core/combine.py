@@ -8,10 +8,11 @@ from typing import NamedTuple
 from powerguard.core import capacity
 from powerguard.core.bound import FROM_S
 from powerguard.core.draw import Draw, Mains
-from powerguard.core.evidence import RUNTIME_LOAD_EXPONENT, Charge, Firmware, Voltage, level_s
+from powerguard.core.evidence import RUNTIME_LOAD_EXPONENT, Charge, Firmware
 from powerguard.core.load import Load
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.types import Reading
+from powerguard.core.volts import Voltage, level_s
 
 # Population: tuned on 20,000 simulated outages (see evidence.py), checked on others. Estimator seconds.
 BOTH, ONE, IDLE = 0.80, 0.60, 0.50

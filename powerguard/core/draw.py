@@ -5,9 +5,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 from powerguard.core.discharge import Discharge
-from powerguard.core.evidence import Charge, Firmware, Voltage
+from powerguard.core.evidence import Charge, Firmware
 from powerguard.core.load import Load
 from powerguard.core.types import Reading
+from powerguard.core.volts import Voltage
 
 
 class Mains(Struct, frozen=True, omit_defaults=True):

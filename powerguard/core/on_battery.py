@@ -16,21 +16,17 @@ from powerguard.core.evidence import (
     CHARGE_FROM_S,
     RUNTIME_FROM_S,
     RUNTIME_LOAD_EXPONENT,
-    VOLT_FROM_S,
-    VOLT_LOW,
     Charge,
     Firmware,
-    Voltage,
     charge_says,
-    light,
     runtime_says,
     see_charge,
     see_runtime,
-    see_voltage,
     step_charge,
     step_runtime,
 )
 from powerguard.core.load import Load, see_load
+from powerguard.core.volts import VOLT_FROM_S, VOLT_LOW, Voltage, light, see_voltage
 
 # Population: tuned on 20,000 simulated outages (see evidence.py), checked on others. Estimator seconds.
 IDLE_UNMEASURED = 0.5  # a load that can't be measured isn't believed to fall further

@@ -5,7 +5,7 @@
     state = load_step(state, now, factor)                    # we changed the load: a park, a power cap
     answer = bound(policy, feed, state, now, save_s=..., halt_s=...)
 
-Three witnesses (evidence.py) and a prior (capacity.py) each give an instant of power-out. The bound is
+Three witnesses (evidence.py, volts.py) and a prior (capacity.py) each give an instant of power-out. The bound is
 
     both kinds of witness, charge or runtime and voltage     0.80 x the earliest
     one kind                                                 0.60 x it, and no more than the prior
@@ -33,11 +33,12 @@ from powerguard.core.bound import FROM_S, Bound, bound
 from powerguard.core.combine import Poll, stretch
 from powerguard.core.discharge import Discharge
 from powerguard.core.draw import EMPTY, PRESENT, Draw, Mains, Runway, Tally
-from powerguard.core.evidence import Voltage, step_charge, step_runtime
+from powerguard.core.evidence import step_charge, step_runtime
 from powerguard.core.load import LOAD_EW_S, Load, left_after_easing
 from powerguard.core.on_battery import LOAD_LEAST, RUNTIME_MOST_S, absorb_poll
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.types import Comm, Reading
+from powerguard.core.volts import Voltage
 
 __all__ = ["EMPTY", "Bound", "Runway", "absorb", "bound", "load_step"]
 

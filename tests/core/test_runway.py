@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from powerguard.core import capacity
-from powerguard.core.evidence import level_s, light
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.runway import EMPTY, Bound, absorb, bound, load_step
 from powerguard.core.types import Comm, Reading
+from powerguard.core.volts import level_s, light
 from powerguard.sim.battery import SimUps, UpsSpec
 
 NAME = "ups@host"
