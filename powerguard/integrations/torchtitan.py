@@ -7,9 +7,9 @@
     trainer.train()
 
 The Trainer calls `checkpointer.save(step)` after each step: that is the boundary. Its own checkpoints go on as
-configured. Where the node halts, `Halted` ends the process with code 75 out of that call: no save is forced by `last_step`, which
-would write the model only (`last_save_model_only`), and no loop goes on to validate. `load` takes the newest of both,
-ours or torchtitan's; random numbers, which torchtitan doesn't keep, come with ours.
+configured. Where the node halts, `Halted` ends the process with code 75 out of that call: no save is forced by
+`last_step`, which would write the model only (`last_save_model_only`), and no loop goes on to validate. `load` takes
+the newest of both, ours or torchtitan's; random numbers, which torchtitan doesn't keep, come with ours.
 """
 
 from __future__ import annotations

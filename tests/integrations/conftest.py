@@ -15,7 +15,7 @@ from powerguard.core.messages import Purpose
 
 pytest.importorskip("torch")
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def _neighbour() -> Any:

@@ -14,7 +14,7 @@ from powerguard.errors import StateError  # noqa: E402
 from powerguard.integrations.accelerate import guarded  # noqa: E402
 from powerguard.integrations.halted import Halted  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 DATA = torch.utils.data.TensorDataset(torch.randn(24, 4, generator=torch.Generator().manual_seed(5)))
 STEPS_PER_EPOCH = 4

@@ -12,7 +12,7 @@ pytest.importorskip("deepspeed", reason="deepspeed isn't installed (make setup)"
 from powerguard.integrations.deepspeed import guarded  # noqa: E402
 from powerguard.integrations.halted import Halted  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 STEPS = 8
 

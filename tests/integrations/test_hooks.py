@@ -11,7 +11,7 @@ from powerguard.integrations.halted import Halted  # noqa: E402
 from powerguard.integrations.megatron import OptimizerShards, SignalHandler  # noqa: E402
 from powerguard.integrations.optimizer_hook import guard_optimizer  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 12
 

@@ -13,7 +13,7 @@ from powerguard.generations import scan  # noqa: E402
 from powerguard.integrations.halted import Halted  # noqa: E402
 from powerguard.integrations.huggingface import RESUMING, PowerguardCallback  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 
 class Model(torch.nn.Module):

@@ -15,7 +15,7 @@ from powerguard.generations import scan  # noqa: E402
 from powerguard.integrations.halted import Halted  # noqa: E402
 from powerguard.integrations.lightning import RESUMING, PowerguardCallback  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 DATA = torch.randn(24, 4, generator=torch.Generator().manual_seed(5))
 
