@@ -5,9 +5,11 @@ The ranks wait for each other in every step, as in a collective: one that dies o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,20 @@ from powerguard.generations.ledger import Ledger
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 EVERY = 5
+
+
+@pytest.fixture(autouse=True)
+def no_deputy_stays(tmp_path, eventually) -> Iterator[None]:
+    """Deputies of ranks that a test has killed would wait a quarter of an hour for a word; SIGTERM ends them."""
+    yield
+    for path in Path("/dev/shm").glob("powerguard-stage.*.ledger"):
+        ledger = Ledger.open(path)
+        deputy, mine = ledger.deputy, ledger.facts.directory.startswith(str(tmp_path))
+        ledger.close()
+        if mine and deputy:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(deputy, signal.SIGTERM)
+            eventually(lambda path=path: not path.exists())
 
 
 def staged(daemon) -> dict[int, tuple[int, ...]]:
