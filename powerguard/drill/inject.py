@@ -1,7 +1,8 @@
 """Faults done to real processes: those of `sim.faults` that an unprivileged user can do to processes of their own.
 
 A rank is stopped, slowed and killed from outside; its writes are refused by a limit on the size of its files. What a
-UPS says is changed on its way to the simulated upsd, by the same code as in the pure world.
+UPS says is changed on its way to the simulated upsd, by the same code as in the pure world. Flapping mains and a cut of
+the power are `supply.py`'s.
 """
 
 from __future__ import annotations

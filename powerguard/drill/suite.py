@@ -68,6 +68,9 @@ def one(plan: Plan, folder: Path, screen: Screen, undisturbed: Path | None = Non
         outcome = run(plan, folder, screen, boottime, undisturbed=undisturbed)
     except PowerguardError as err:
         return Line(plan.name, "processes", False, "", (str(err),), round(time.monotonic() - began, 1))
+    except Exception as err:  # one drill that fails in its own way doesn't take the others with it
+        why = f"the drill failed: {type(err).__name__}: {err}"
+        return Line(plan.name, "processes", False, "", (why,), round(time.monotonic() - began, 1))
     return Line(
         plan.name,
         "processes",

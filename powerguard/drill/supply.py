@@ -11,6 +11,7 @@ from msgspec import Struct
 from powerguard.sim.battery import SimUps
 
 TICK_S = 0.1
+_DIES_S = 5.0
 Publish = Callable[[Mapping[str, str]], None]
 
 
@@ -39,6 +40,8 @@ class Supply:
         self._load_pct = load_pct
         self._mains = True
         self._times = 1.0
+        self._flap = (0.0, 0.0, 0.0)  # from, until, half a period
+        self._dead = False
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._flat = threading.Event()
@@ -62,6 +65,7 @@ class Supply:
 
     def restore_mains(self) -> float:
         """The mains are back; the instant. A UPS that was off powers its output again."""
+        self._dead = False
         self._flat.clear()
         self.lapse(1.0)
         return self._switch(mains=True)
@@ -70,6 +74,19 @@ class Supply:
         with self._lock:
             self._mains = mains
             return self._clock()
+
+    def flap(self, period_s: float, for_s: float) -> None:
+        """From now on mains and battery change every *period_s*, for so long (0 = for ever); then all is as it was."""
+        with self._lock:
+            now = self._clock()
+            self._flap = (now, now + for_s if for_s > 0.0 else float("inf"), max(TICK_S, period_s))
+
+    def die(self) -> float:
+        """The output goes off at once, whatever the battery holds; the instant."""
+        with self._lock:
+            self._dead = True
+        self._flat.wait(_DIES_S)
+        return self.flat_at or self._clock()
 
     def load(self, load_pct: float) -> None:
         """What hangs on the UPS from now on."""
@@ -95,17 +112,21 @@ class Supply:
         """Seconds until the output goes off on battery, at the present load or at *load_pct*."""
         return self._ups.truth_s(self._load_pct if load_pct is None else load_pct)
 
+    def _mains_now(self, now: float) -> bool:
+        begin, end, half_s = self._flap
+        return int((now - begin) / half_s) % 2 == 1 if begin <= now < end else self._mains
+
     def _run(self) -> None:
         last = self._clock()
         while not self._stop.wait(TICK_S):
             now = self._clock()
             with self._lock:
-                mains, load_pct, times = self._mains, self._load_pct, self._times
+                mains, load_pct, times = self._mains_now(now), self._load_pct, self._times
             self._ups.step(times * (now - last), mains, load_pct)
             last = now
             self._publish(self._ups.variables())
             battery = 100.0 * self._ups.battery.soc
             self.truths.append(Truth(now, mains, load_pct, battery, self._ups.truth_s(load_pct)))
-            if not self._ups.alive and not self._flat.is_set():
+            if (self._dead or not self._ups.alive) and not self._flat.is_set():
                 self.flat_at = now
                 self._flat.set()

@@ -164,10 +164,20 @@ class Watch:
         """Begins each fault of the plan when it is due."""
         for due in [due for due in self._waiting if self._due(due)]:
             self._waiting.remove(due)
-            what = self.injector.begin(due.fault)
+            what = self._power(due.fault) or self.injector.begin(due.fault)
             self.times.fault_at = self.times.fault_at or self.clock()
             self.screen.say(f"FAULT: {what}", "bad")
         self.injector.look()
+
+    def _power(self, fault: f.Fault) -> str:
+        """Does a fault of the power itself; what was done, or ""."""
+        if isinstance(fault, f.PowerCut):
+            self.supply.die()
+            return "the UPS dies"
+        if isinstance(fault, f.MainsFlap):
+            self.supply.flap(fault.period_s, fault.for_s)
+            return f"the mains flap every {fault.period_s:g} s"
+        return ""
 
     def _due(self, due: Due) -> bool:
         times, fault = self.times, due.fault

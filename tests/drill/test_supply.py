@@ -15,7 +15,7 @@ def clock():
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def wait_for(condition, seconds=15.0):
+def wait_for(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "did not happen in time"
@@ -58,6 +58,23 @@ def test_the_truth_is_kept_and_a_lighter_load_lasts_longer():
         wait_for(lambda: supply.truths[-1].load_pct == 20.0)
         assert supply.truths[-1].runway_s > 2 * heavy[-1].runway_s
     assert [t.at for t in supply.truths] == sorted(t.at for t in supply.truths)
+
+
+@pytest.mark.slow
+def test_mains_that_flap_and_a_ups_that_dies():
+    """Mains come and go by themselves for a time; a UPS that dies is off with its battery full."""
+    with power(replace(choose("blackout"), runtime_s=60.0), clock) as (supply, address, _):
+        supply.flap(0.5, 4.0)
+        wait_for(lambda: "OB" in status(address))
+        wait_for(lambda: "OL" in status(address))
+        wait_for(lambda: len({truth.mains for truth in supply.truths[-20:]}) == 1 and supply.truths[-1].mains)
+        assert not supply.flat
+        at = supply.die()
+        assert supply.flat
+        assert supply.flat_at == at
+        assert supply.charge_pct > 80.0
+        supply.restore_mains()
+        assert not supply.flat
 
 
 @pytest.mark.slow
