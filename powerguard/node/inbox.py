@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from collections import deque
 
 from msgspec import Struct
@@ -19,6 +20,12 @@ TAKE_MAX = 4096
 """Values taken at once, so that a flood can't keep a decision from being made."""
 HELD_MAX = 65536
 """Values held; beyond, new ones are dropped: every message of the protocol is repeated until it is answered."""
+
+
+GAP_A_NODE_S, GAP_MAX_S = 0.0005, 0.1
+"""Words of other nodes are taken together: each costs a decision over all ranks of the job, and a thousand nodes speak
+at least once a second. So a leader of three waits for 1.5 ms at most, one of hundreds decides ten times a second.
+"""
 
 
 class Wish(Struct, frozen=True):
@@ -54,6 +61,8 @@ class Inbox:
         self._count = itertools.count()
         self._lock = threading.Lock()  # guards _words
         self._words: dict[tuple[str, str, type], PeerReport] = {}
+        self._speakers: set[str] = set()  # no more than there are trusted keys
+        self._words_at = 0.0  # not before then
 
     def put(self, item: Item) -> None:
         """Takes *item* in. Never waits."""
@@ -71,11 +80,18 @@ class Inbox:
         else:
             self.dropped += 1
 
+    def _gather(self, first: Item) -> None:
+        """Another node has spoken, and soon others will: a moment for them."""
+        pause = self._words_at - time.monotonic() if isinstance(first, PeerReport) else 0.0
+        if pause > 0.0:
+            time.sleep(pause)
+
     def drain(self, wait_s: float) -> Taken:
         """Everything that has come in, waiting at most *wait_s* for the first that isn't a beat."""
         got: list[tuple[int, Item]] = []
         try:
             got.append(self._items.get(timeout=max(0.0, wait_s)))
+            self._gather(got[0][1])
             while len(got) < TAKE_MAX:
                 got.append(self._items.get_nowait())
         except queue.Empty:
@@ -85,6 +101,9 @@ class Inbox:
         items = [item for _, item in got]
         with self._lock:
             words, self._words = self._words, {}
+        if words:
+            self._speakers.update(node for node, _, _ in words)
+            self._words_at = time.monotonic() + min(GAP_MAX_S, GAP_A_NODE_S * len(self._speakers))
         return Taken(
             Observation(
                 samples=tuple(i for i in items if isinstance(i, Sample)),

@@ -106,3 +106,16 @@ def test_of_a_nodes_words_the_newest_is_kept():
 
 def word(node: str, n: int, job: str = "job") -> Report:
     return Report(node=node, boot="boot", n=n, job=job, term=0, world_size=2)
+
+
+def test_words_of_many_nodes_are_taken_together():
+    """With hundreds of nodes the loop wakes at most every tenth of a second for them."""
+    inbox = Inbox()
+    for n in range(400):
+        inbox.put(PeerReport(f"n{n}", 0.0, word(f"n{n}", 1)))
+    assert len(inbox.drain(5.0).seen.peers) == 400
+    taken_at = time.monotonic()
+    inbox.put(PeerReport("n1", 0.0, word("n1", 2)))
+
+    assert len(inbox.drain(5.0).seen.peers) == 1
+    assert time.monotonic() - taken_at > 0.09
