@@ -63,18 +63,9 @@ def simulated(runtime_s: float = 60.0, load_pct: float = 70.0, seed: int = 1) ->
 
 
 @contextmanager
-def power(plan: Plan, clock: Callable[[], float]) -> Iterator[tuple[Supply, str]]:
-    """The mains, the UPS and its server, running; with the address that the daemon is to ask.
-
-    Raises MissingDependency without NUT where the plan wants it.
-    """
-    with faulty_power(plan, clock) as (supply, address, _):
-        yield supply, address
-
-
-@contextmanager
-def faulty_power(plan: Plan, clock: Callable[[], float]) -> Iterator[tuple[Supply, str, FaultyUps | None]]:
-    """The same, and what can be made to lie between the UPS and its server: not with a real upsd.
+def power(plan: Plan, clock: Callable[[], float]) -> Iterator[tuple[Supply, str, FaultyUps | None]]:
+    """The mains, the UPS and its server, running; with the address that the daemon is to ask, and what can be made to
+    lie between them (not with a real upsd).
 
     Raises MissingDependency without NUT where the plan wants it.
     """

@@ -17,7 +17,7 @@ from powerguard.drill.daemon import last_words
 from powerguard.drill.inject import Injector, refuse
 from powerguard.drill.node import Node
 from powerguard.drill.plan import MainsBack, Plan
-from powerguard.drill.power import faulty_power
+from powerguard.drill.power import power
 from powerguard.drill.processes import adopt_orphans
 from powerguard.drill.screen import Screen
 from powerguard.drill.supply import Supply
@@ -85,7 +85,7 @@ def run(
         raise UsageError(f"{out} holds a drill already", todo="name another folder, or remove it")
     adopt_orphans()
     out.mkdir(parents=True, exist_ok=True)
-    with faulty_power(plan, clock) as (supply, feed, said):
+    with power(plan, clock) as (supply, feed, said):
         node = Node(out.resolve(), plan, feed, undisturbed)
         try:
             drill = _Drill(Watch(plan, node, supply, Injector(node, said, clock), screen=screen, clock=clock))

@@ -34,7 +34,7 @@ def status(address):
 def test_a_battery_runs_flat_and_comes_back_with_the_mains():
     """On line, on battery, flat with the output off; then the mains power it again."""
     plan = replace(choose("blackout"), runtime_s=1.5)
-    with power(plan, clock) as (supply, address):
+    with power(plan, clock) as (supply, address, _):
         assert "OL" in status(address)
         cut_at = supply.cut_mains()
         wait_for(lambda: "OB" in status(address))
@@ -48,7 +48,7 @@ def test_a_battery_runs_flat_and_comes_back_with_the_mains():
 @pytest.mark.slow
 def test_the_truth_is_kept_and_a_lighter_load_lasts_longer():
     """Instants grow, the runway falls with the charge, and jumps up when the load falls."""
-    with power(replace(choose("blackout"), runtime_s=20.0), clock) as (supply, _):
+    with power(replace(choose("blackout"), runtime_s=20.0), clock) as (supply, _, _):
         supply.cut_mains()
         wait_for(lambda: len([truth for truth in supply.truths if not truth.mains]) >= 5)
         heavy = [truth for truth in supply.truths if not truth.mains]
@@ -63,7 +63,7 @@ def test_the_truth_is_kept_and_a_lighter_load_lasts_longer():
 @pytest.mark.slow
 def test_mains_that_flap_and_a_ups_that_dies():
     """Mains come and go by themselves for a time; a UPS that dies is off with its battery full."""
-    with power(replace(choose("blackout"), runtime_s=60.0), clock) as (supply, address):
+    with power(replace(choose("blackout"), runtime_s=60.0), clock) as (supply, address, _):
         supply.flap(0.5, 4.0)
         wait_for(lambda: "OB" in status(address))
         wait_for(lambda: "OL" in status(address))
@@ -80,7 +80,7 @@ def test_mains_that_flap_and_a_ups_that_dies():
 @pytest.mark.slow
 def test_a_lapse_spends_the_rest_of_the_battery_sooner():
     """Thirty times as fast: half a minute of battery is gone in about a second."""
-    with power(replace(choose("blackout"), runtime_s=30.0), clock) as (supply, _):
+    with power(replace(choose("blackout"), runtime_s=30.0), clock) as (supply, _, _):
         supply.cut_mains()
         supply.lapse(30.0)
         wait_for(lambda: supply.flat, seconds=8.0)
@@ -92,7 +92,7 @@ def test_the_same_battery_is_seen_through_a_real_upsd():
     """With --nut the status comes through dummy-ups and upsd."""
     if missing():
         pytest.skip(missing())
-    with power(replace(choose("blackout", nut=True), runtime_s=30.0), clock) as (supply, address):
+    with power(replace(choose("blackout", nut=True), runtime_s=30.0), clock) as (supply, address, _):
         assert "OL" in status(address)
         supply.cut_mains()
         wait_for(lambda: "OB" in status(address))
