@@ -200,13 +200,15 @@ def test_two_nodes_never_give_one_number(world, lowest, after):
 
 @given(term=st.integers(0, 9), other=st.integers(0, 9), claimer=st.sampled_from(["", "a", "c"]))
 def test_nobody_follows_a_lower_claim(term, other, claimer):
-    """Whatever comes in, the term of a job only grows."""
+    """Whatever comes in, the term of a job only grows, and the orders of a lower one are nobody's."""
     job = followed(term=term, claimer="c", lead="c")
-    word = course(node=claimer or "a", boot="bx", term=other, claimer=claimer)
+    told = OrderState(4, "ev", Purpose.STOP)
+    word = course(node=claimer or "a", boot="bx", term=other, claimer=claimer, order=told)
     after = heard(node("b", job=job), word).jobs[JOB]
 
     assert max(term, other) == after.term
     assert "c" == after.lead or other > term
+    assert after.order is None or other >= term
 
 
 def test_an_order_that_nobody_knows_to_be_decided_gets_a_new_number():

@@ -31,7 +31,17 @@ MADE = {
             falls=(Fall("sealed", told=0.7, away_s=NEVER),),
             calm_at=14.0,
         ),
-    )
+    ),
+    "two leaders give one number": (
+        Run(
+            seed=12,
+            nodes=4,
+            outages=(Outage(8.0, 15.0), Outage(), Outage(8.0, 15.0), Outage()),
+            splits=(Split(Window(2.5, 15.0), frozenset({2, 3})),),
+            coupled=False,
+            calm_at=18.0,
+        ),
+    ),
 }
 """Runs that notice what chance rarely meets."""
 
