@@ -51,6 +51,14 @@ def _ways(say: Say) -> None:
         raise DrillFailed("powerguard.checkpoint.save lost a checkpoint")
 
 
+def _usb_missing() -> str:
+    return str(importlib.import_module("hil.virtual.vm.usb").missing())
+
+
+def _usb(say: Say) -> None:
+    importlib.import_module("hil.virtual.vm.usb").rig(say)
+
+
 def _vm_missing() -> str:
     return str(importlib.import_module("hil.virtual.vm.image").missing())
 
@@ -78,6 +86,7 @@ RIGS = (
         Rig(f"snmp-{mib}", f"an SNMP UPS that speaks {name}", snmp.missing, _snmp(mib))
         for mib, name in snmp.MIBS.items()
     ),
+    Rig("usb", "a UPS on USB that isn't there, in a virtual machine", _usb_missing, _usb),
     Rig("vm", "a virtual machine loses its power: a whole outage, and one in which the battery lies", _vm_missing, _vm),
 )
 

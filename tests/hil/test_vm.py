@@ -1,4 +1,4 @@
-"""The virtual machine's two nights: ten minutes of an emulated processor, so only where POWERGUARD_TEST_RIGS asks."""
+"""The virtual machines: many minutes of an emulated processor, so only where POWERGUARD_TEST_RIGS asks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from hil.virtual.vm import usb
 from hil.virtual.vm.image import missing
 from hil.virtual.vm.outage import both
 
@@ -18,6 +19,15 @@ pytestmark = [
         not os.environ.get("POWERGUARD_TEST_RIGS"), reason="make hil-virtual runs it, or POWERGUARD_TEST_RIGS=1"
     ),
 ]
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_usb_ups():
+    """Through the real usbhid-ups: on battery and back, its values, and a low battery."""
+    told: list[str] = []
+    usb.rig(told.append)
+
+    assert "low battery after" in told[0]
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
