@@ -24,6 +24,9 @@ from powerguard.core.why import Case
 
 __all__ = ["DRY_RUN", "decide"]
 
+SEQ_MAX = 2**40
+"""No rank makes a daemon count on from beyond: seconds since boot and the orders of a boot stay far below."""
+
 
 def decide(policy: Policy, state: State, seen: Observation, now: float) -> Decision:
     """The next state, what to do, and why, after *seen*. Call it again after `poll.poll_wait` seconds at the latest."""
@@ -39,6 +42,8 @@ def decide(policy: Policy, state: State, seen: Observation, now: float) -> Decis
     for report in seen.reports:
         if isinstance(report.message, Hello) and report.job in jobs:
             jobs[report.job] = seats.placed(state, jobs[report.job], report.message, now)
+            if state.seq < report.message.seq < SEQ_MAX:
+                state = replace(state, seq=report.message.seq)
     for name, job in jobs.items():
         job, cared = seats.care(state, job, now) if job.spans else (job, ())  # noqa: PLW2901
         jobs[name], told = agree.tick(policy, job, now, budget_s=budget(state, job, now))

@@ -78,6 +78,11 @@ class Follower(Struct, frozen=True):
     unheard: tuple[Unheard, ...] = ()
 
     @property
+    def seq(self) -> int:
+        """The newest order that this rank knows."""
+        return max(self.over, 0 if self.duty is None else self.duty.seq, *(past.seq for past in self.past), 0)
+
+    @property
     def armed(self) -> bool:
         """The training thread must look at its next boundary."""
         binding = self.duty is not None and not self.duty.done and (self.duty.edge >= 0 or self.duty.decide is not None)

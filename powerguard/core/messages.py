@@ -73,6 +73,7 @@ class Hello(Message, frozen=True):
     step: int = -1
     pace: Pace = Pace()
     local_world_size: int = 0  # ranks of the job on this node, as the launcher says; 0 = not known
+    seq: int = 0  # the newest order that the rank knows: a daemon without its journal must count on from there
 
 
 class Beat(Message, frozen=True):

@@ -37,6 +37,7 @@ class Ear:
             master=me.master,
             step=self._desk.step,
             pace=self._pace,
+            seq=self._desk.seq,
         )
 
     def beat(self) -> Beat:

@@ -155,6 +155,7 @@ class Rank:
             step=self.step,
             pace=self.pace(),
             local_world_size=self.world.per_node,
+            seq=self.f.seq,
         )
 
     # ---- its life ----------------------------------------------------------------------------------

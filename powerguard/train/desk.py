@@ -64,6 +64,11 @@ class Desk:
         return self._step_now()
 
     @property
+    def seq(self) -> int:
+        """The newest order that this rank knows."""
+        return self._f.seq
+
+    @property
     def stopping(self) -> bool:
         """A STOP is at hand: nothing but the flush should use the disk."""
         duty = self._f.duty

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import powerguard
@@ -18,6 +19,12 @@ if TYPE_CHECKING:  # it needs torch
     from powerguard.train.saver import Saver
 
 SAY_AGAIN_S = 60.0
+
+
+def _local_world_size(env: Mapping[str, str]) -> int:
+    """Ranks of the job on this node, as torchrun says; 0 = nobody says."""
+    told = env.get("LOCAL_WORLD_SIZE", "")
+    return int(told) if told.isdigit() else 0
 
 
 class Listener:
@@ -49,6 +56,8 @@ class Listener:
             master=me.master,
             step=self._desk.step,
             pace=self._meter.pace(),
+            local_world_size=_local_world_size(os.environ),
+            seq=self._desk.seq,
         )
 
     def beat(self) -> Beat:

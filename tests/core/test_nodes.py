@@ -28,6 +28,7 @@ from powerguard.core.decide import decide
 from powerguard.core.job import NO_LEADER, Job, Member, Node, Order, Part, Seat, Stage, Want
 from powerguard.core.messages import (
     Ack,
+    Beat,
     Decide,
     Hello,
     Pace,
@@ -35,6 +36,7 @@ from powerguard.core.messages import (
     Plan,
     Prepare,
     Purpose,
+    Resume,
     Shard,
     ShardRecord,
 )
@@ -566,3 +568,18 @@ def test_a_job_that_was_told_to_leave_is_forgotten_soon():
 
     assert {} == jobs
     assert {JOB} == set(kept)
+
+
+def test_a_daemon_without_its_journal_counts_on_from_what_its_ranks_know():
+    """Numbers of another node's order may be beyond this boot's seconds: a RESUME below them would free nobody."""
+    word = Hello(JOB, 0, 0, 1, 100, "/c", local_world_size=1, seq=int(NOW) + 500)
+    beat = Beat(8, Pace(), "parked")
+    reports = (RankReport(JOB, 0, NOW, word), RankReport(JOB, 0, NOW, beat))
+    mains = Sample("ups", NOW, Comm.OK, {"ups.status": "OL", "battery.charge": "100", "battery.runtime": "900"})
+    decision = decide(POLICY, node("a"), Observation(samples=(mains,), reports=reports), NOW)
+    later = decide(POLICY, decision.state, Observation(), NOW + 1.0)
+    told = [send.message for send in (*decision.actions, *later.actions) if isinstance(send, Send)]
+    wild = replace(reports[0], message=replace(word, seq=2**52))
+
+    assert [int(NOW) + 500] == [message.seq for message in told if isinstance(message, Resume)]
+    assert int(NOW) == decide(POLICY, node("a"), Observation(reports=(wild,)), NOW).state.seq
