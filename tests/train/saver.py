@@ -75,9 +75,10 @@ def run_and_kill(directory: Path, first: int, kill_number: int, after_s: float) 
 def main() -> None:
     directory, count, dice = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
     torch.set_num_threads(1)  # no pool of torch's threads may exist when we fork
-    step = 0
+    step, within_s = 0, 0.15
     for number in range(count):
-        durable = run_and_kill(directory, step, number, dice.random() * 0.15)
+        durable = run_and_kill(directory, step, number, dice.random() * within_s)
+        within_s = min(5.0, 2.0 * within_s) if durable == step else max(0.15, within_s / 1.5)  # by the machine's pace
         found = latest(directory, verify=False)  # every byte is checked below, while it is loaded
         if durable:
             assert found.generation is not None, found.describe()

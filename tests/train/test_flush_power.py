@@ -66,13 +66,13 @@ def test_cuts_at_random_instants(volume):
 
     directory = volume.path / "run"
     dice = random.Random(3)
-    step = 0
+    step, within_s = 0, 0.12
     for number in range(CUTS):
         flusher = Flusher(directory, rank=0, world_size=1, disk=PageCacheDisk() if number % 2 else Disk())
         flusher.prepare(state_of(0), prove=False)
         how = Cut.WITHOUT_LOG if number % 3 else Cut.WITH_LOG
-        timer = threading.Timer(dice.random() * 0.12, volume.cut, [how])
-        durable = step
+        timer = threading.Timer(dice.random() * within_s, volume.cut, [how])
+        durable = before = step
         timer.start()
         with contextlib.suppress(PowerguardError):
             while True:
@@ -84,6 +84,7 @@ def test_cuts_at_random_instants(volume):
                 retire(directory, 2)
                 flusher.settle()
         timer.join()
+        within_s = min(5.0, 2.0 * within_s) if durable == before else max(0.12, within_s / 1.5)  # by the machine's pace
         flusher.close()
         volume.reboot()
         step = check(directory, durable) if durable else 0
