@@ -135,14 +135,18 @@ def _line(plot: _Plot, values: list[tuple[float, float | None]], colour: str, st
 
 
 def _events(plot: _Plot, points: Sequence[Point]) -> Iterable[str]:
-    row = 0
+    """A line and a word where something happens; where it happens again, a tick."""
+    row, before, bottom = 0, "", HEIGHT - BOTTOM
     for point in points:
-        if point.event:
-            x, y = plot.x(point.at), TOP + 14 + 15 * (row % 3)
+        if not point.event:
+            continue
+        x, y = plot.x(point.at), TOP + 14 + 15 * (row % 3)
+        top = TOP if point.event != before else bottom - 8
+        yield f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom}" stroke="#333"/>'
+        if point.event != before:
             anchor, shift = ("end", -4) if x > WIDTH * 0.8 else ("start", 4)
-            yield f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM}" stroke="#333"/>'
             yield f'<text x="{x + shift:.1f}" y="{y}" text-anchor="{anchor}">{escape(point.event)}</text>'
-            row += 1
+            row, before = row + 1, point.event
 
 
 def _legend(points: Sequence[Point]) -> Iterable[str]:
