@@ -33,7 +33,20 @@ from powerguard.core.messages import Hello, Plan, Purpose
 from powerguard.core.policy import Policy
 from powerguard.core.types import Actions, Announce, PageReport, RankReport
 
-__all__ = ["Job", "Member", "Order", "absorb", "leave", "next_at", "order", "quiesce", "recall", "resume", "tick"]
+__all__ = [
+    "Job",
+    "Member",
+    "Order",
+    "absorb",
+    "leave",
+    "next_at",
+    "order",
+    "orphaned",
+    "quiesce",
+    "recall",
+    "resume",
+    "tick",
+]
 
 PAGE_SLACK = 2
 """Edge of a rank that can't answer = the step on its page + this: it may be past the next boundary already."""
@@ -99,7 +112,8 @@ def _forgotten(job: Job, now: float) -> bool:
             return now - heard_at > LEFT_S  # a requeued one of the same name begins anew
     if job.alive or (job.order is not None and job.order.underway):
         return False
-    return now - heard_at > FORGET_S
+    deputies = (member.deputy_at for member in job.members.values() if member.deputy_at is not None)
+    return now - max(heard_at, *deputies, 0.0) > FORGET_S
 
 
 def order(
@@ -227,7 +241,7 @@ def _prepared(policy: Policy, job: Job, order: Order, now: float) -> tuple[Job, 
     order = replace(order, parts=parts)
     edges = [part.edge for rank, part in parts.items() if part.edge >= 0 and rank in job.members]
     if (not edges and not any(_deputy(job, rank) for rank in parts)) or (
-        _troubles(order) and order.purpose is Purpose.SNAPSHOT
+        _troubles(order) and order.purpose is Purpose.SNAPSHOT and not orphaned(job)
     ):
         return job, _to(replace(order, why=_troubles(order) or "no rank is left"), Stage.LOST, now)
     return job, _planned(job, order, max(edges, default=-1), now)
@@ -240,7 +254,8 @@ def _planned(job: Job, order: Order, step: int, now: float) -> Order:
     """
     why, short = _troubles(order), _too_short(job, order, step)
     silent = any(part.by_page for part in order.parts.values())
-    staged = _staged(job, order) if order.purpose is Purpose.STOP and (why or short or silent) else -1
+    wanted = order.purpose is Purpose.STOP and (why or short or silent)
+    staged = _staged(job, order) if wanted or orphaned(job) else -1
     if staged >= 0:
         parts = {rank: replace(part, trouble="") for rank, part in order.parts.items()}
         return _decided(replace(order, parts=parts, plan=Plan.STAGED), staged, now)
@@ -262,12 +277,27 @@ def _deputy(job: Job, rank: int) -> bool:
 
 def _staged(job: Job, order: Order) -> int:
     """The newest step that all ranks hold staged, if it is worth it and can be made durable in time; else -1."""
-    members = [job.members.get(rank) for rank in order.parts]
-    held = [set(member.staged) if member is not None and member.deputy_at is not None else set() for member in members]
-    step = max(set.intersection(*held), default=-1)
-    write_s = max((member.staged_write_s for member in members if member is not None), default=0.0)
+    write_s = max((member.staged_write_s for member in job.members.values()), default=0.0)
     late = order.budget_s is not None and write_s > order.budget_s
-    return -1 if late or (job.saved is not None and job.saved.step >= step) else step
+    return -1 if late else _held(job)
+
+
+def _held(job: Job) -> int:
+    """The newest step that all ranks hold staged, if it is newer than what is saved; else -1."""
+    members = [job.members.get(rank) for rank in range(job.world_size)]
+    held = [set(member.staged) if member is not None and member.deputy_at is not None else set() for member in members]
+    step = max(set.intersection(*held), default=-1) if held else -1
+    return -1 if job.saved is not None and job.saved.step >= step else step
+
+
+def orphaned(job: Job) -> bool:
+    """None of its processes lives, not all have left by themselves, and their deputies hold what is worth saving.
+
+    A snapshot or a stop, whichever is due first, makes that durable.
+    """
+    if job.alive or not job.members or all(member.gone.startswith("left") for member in job.members.values()):
+        return False
+    return _held(job) >= 0
 
 
 def _absent_only(job: Job, order: Order) -> bool:

@@ -102,7 +102,7 @@ _LEAST_FIRST = (Flush.IDLE, Flush.UNDERWAY, Flush.LOST, Flush.PARKED)
 def _where(state: State, name: str, job: Job) -> Flush:
     """How far one job is on its way to being parked."""
     if not stopped(job):
-        return Flush.IDLE if job.alive else Flush.NONE
+        return Flush.IDLE if job.alive or agree.orphaned(job) else Flush.NONE
     outcome = job.outcome
     if _overtaken(job):
         return Flush.UNDERWAY  # it is to be stopped anew
@@ -198,7 +198,9 @@ def _on_line(state: State) -> bool:
 
 def _purpose(state: State, nxt: Next, name: str, job: Job, now: float) -> Purpose | None:
     """The new order that this job is to get now, if any; only its leader gives one."""
-    if not job.alive or not job.leads or job.claimed_at is not None or job.quiesce is not None:
+    if not job.leads or job.claimed_at is not None or job.quiesce is not None:
+        return None
+    if not job.alive and not agree.orphaned(job):
         return None
     own = state.phase in (Phase.FLUSHING, Phase.PARKED) and state.concerns(name)
     if own or (stop_elsewhere(job) and state.phase is not Phase.HALTING and not _cannot_go_on(job, now)):
