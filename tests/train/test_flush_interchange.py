@@ -153,7 +153,10 @@ def test_stock_dcp_reads_a_generation_as_it_lies(flusher, save, trained):
     data[-1] ^= 1
     path.write_bytes(data)
     model["0.weight"].zero_()
-    for place, words in ((generation.path, "doesn't match its checksum"), (generation.path.parent, "isn't a generation")):
+    for place, words in (
+        (generation.path, "doesn't match its checksum"),
+        (generation.path.parent, "isn't a generation"),
+    ):
         with pytest.raises(BaseException, match=words):
             dcp.load(state, storage_reader=GenerationReader(place), no_dist=True)
     assert not model["0.weight"].any()
