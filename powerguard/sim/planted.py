@@ -180,10 +180,10 @@ BUGS = (
     Bug("other nodes' ranks count as quiet", "exit", 55, demand, "quiet", _all_quiet),
     Bug("staged counts as durable", "seal", 6, answers, "_delivered", _staged_is_enough),
     Bug("never resumes", "end", 1, serve, "_to_be_recalled", _never),
-    Bug("never dismisses", "end", 0, serve, "_cannot_go_on", _keeps_its_own_halt),
+    Bug("never dismisses", "end", 43, serve, "_cannot_go_on", _keeps_its_own_halt),
     Bug("no successor", "end", 0, seats, "care", _nobody_takes_over),
     Bug("two leaders give one number", "moved", 0, seats, "number", _the_next_number),
-    Bug("a successor decides an order again", "moved", 0, seats, "_claimed", _decides_again),
+    Bug("a successor decides an order again", "moved", 47, seats, "_claimed", _decides_again),
 )
 
 
