@@ -105,6 +105,14 @@ class PowerguardCallback(Callback):  # type: ignore[misc]  # lightning is typed 
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """A micro-batch is done; perhaps an optimizer step too."""
+        if not trainer.is_last_batch:  # an epoch's last step is a boundary once its epoch is over
+            self._boundary(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, *args: Any) -> None:
+        """The epoch is over. From within its last batch, Lightning would come back an epoch too far."""
+        self._boundary(trainer)
+
+    def _boundary(self, trainer: Trainer) -> None:
         if trainer.global_step == self._step or self.guard is None:
             return
         self._step = trainer.global_step

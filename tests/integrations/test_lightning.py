@@ -79,7 +79,7 @@ def fit(tmp_path, outage, name, *, loader=None, validate=False, **options):
     return module, trigger, None
 
 
-@pytest.mark.parametrize(("at", "validate"), [(5, False), (5, True), (3, True)])
+@pytest.mark.parametrize(("at", "validate"), [(5, False), (5, True)])
 def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at, validate):
     """Stopped in mid-epoch, or at its end: what comes after equals the run that nobody stopped.
 
@@ -104,6 +104,18 @@ def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at, validate):
         later, True
     )
     assert list((tmp_path / "cut" / RESUMING).iterdir()) == []
+
+
+def test_a_stop_at_an_epochs_last_step_loses_no_epoch(tmp_path, outage):
+    """The run goes on with the next epoch, and trains as many steps as ever; its shuffle is another one."""
+    outage.at = 4
+    _, _, halted = fit(tmp_path, outage, "cut", validate=True)
+    outage.over()
+    after, _, end = fit(tmp_path, outage, "cut", validate=True)
+
+    assert halted is not None
+    assert (halted.step, end) == (4, None)
+    assert sorted(after.seen.keys() - {4}) == list(range(5, 13))  # 4: seen again at the first micro-batch after it
 
 
 def test_its_own_signal_code_is_refused(tmp_path, outage, monkeypatch):
