@@ -252,7 +252,7 @@ def test_a_flood_of_strangers_is_bounded_and_hurts_no_line(two, eventually):
             other.peers.send("a", report("b", n))
         eventually(lambda: one.heard)
 
-        assert taken <= 3 * limit  # what the kernel had accepted before the door was shut may still come
+        assert taken <= 5 * limit  # of 6: what the kernel had accepted before the door was shut may still come
     finally:
         for stranger in strangers:
             stranger.close()
