@@ -49,7 +49,11 @@ def test_commented_lines_show_the_defaults(credentials):
         if found := re.match(r"# (\w+) = ([^#]+)", line):
             keys[f"{table}.{found[1]}"] = found[2].strip()
     shown = {key for key in keys if key.startswith("policy.")}
-    wanted = {f"policy.{f.name}" for f in msgspec.structs.fields(Policy)} - {"policy.feeds", "policy.min_supplies"}
+    wanted = {f"policy.{f.name}" for f in msgspec.structs.fields(Policy)} - {
+        "policy.feeds",
+        "policy.min_supplies",
+        "policy.outages",
+    }
 
     assert wanted - shown <= {"policy.time_scale"}
     policy = "\n".join(f"{key.partition('.')[2]} = {value}" for key, value in keys.items() if key in shown)

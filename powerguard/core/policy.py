@@ -2,7 +2,6 @@
 
 `config.py` fills it from the configuration file; every field is a key of `[policy]` (or of a table below it).
 Estimator constants that no operator should touch live beside the estimator in `runway.py`.
-Sources: "runway" = 20,000 simulated outages on published facts (docs/decisions), "nut" = NUT's own defaults.
 """
 
 from __future__ import annotations
