@@ -62,7 +62,7 @@ def test_cut_at_every_byte(server, question, end):
     server.replace("demo", VARIABLES)
     outcomes: list[object] = []
     for after in range(whole + 1):
-        client = CheckedClient(server.host, server.port, user or None, f"{user}pw")
+        client = CheckedClient(server.host, server.port, user or None, f"{user}pw", answer_s=60.0, exchange_s=60.0)
         server.fault(end, after=after, times=1)
         try:
             outcomes.append(("answer", ask(client)))
