@@ -22,6 +22,8 @@ HELD_MAX = 65536
 """Values held; beyond, new ones are dropped: every message of the protocol is repeated until it is answered."""
 
 
+GATHER_S = 0.004
+"""Feeds are looked at together, and answer within a few milliseconds: one decision for all of them."""
 GAP_A_NODE_S, GAP_MAX_S = 0.0005, 0.1
 """Words of other nodes are taken together: each costs a decision over all ranks of the job, and a thousand nodes speak
 at least once a second. So a leader of three waits for 1.5 ms at most, one of hundreds decides ten times a second.
@@ -81,8 +83,10 @@ class Inbox:
             self.dropped += 1
 
     def _gather(self, first: Item) -> None:
-        """Another node has spoken, and soon others will: a moment for them."""
-        pause = self._words_at - time.monotonic() if isinstance(first, PeerReport) else 0.0
+        """Another node or a feed has spoken, and soon others will: a moment for them."""
+        pause = GATHER_S if isinstance(first, Sample) else 0.0
+        if isinstance(first, PeerReport):
+            pause = self._words_at - time.monotonic()
         if pause > 0.0:
             time.sleep(pause)
 

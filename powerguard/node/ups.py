@@ -128,7 +128,10 @@ class UpsReader(threading.Thread):
     def _due_at(self) -> float:
         if self._last is None:
             return self._made_at
-        return self._last + (min(self._poll_s, self._retry_s) if self._retry_s else self._poll_s)
+        if self._retry_s:
+            return self._last + min(self._poll_s, self._retry_s)
+        # at whole periods of the clock: all feeds are looked at together, and the loop is woken once for them
+        return (self._last // self._poll_s + 1.0) * self._poll_s
 
     def _wait(self) -> bool:
         """Waits for the next poll; False when it is time to end."""
