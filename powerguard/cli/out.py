@@ -59,3 +59,11 @@ def size(value: float | None) -> str:
 def safe(text: object) -> str:
     """*text* with nothing in it that rich would take for markup."""
     return escape(str(text))
+
+
+def without_digits(text: str) -> str:
+    """*text* less its numbers: two that differ in nothing else say the same, and are told once."""
+    return text.translate(_NO_DIGITS)
+
+
+_NO_DIGITS = str.maketrans("", "", "0123456789.")

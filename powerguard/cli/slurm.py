@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from powerguard.cli.ask import ConfigFile, RunDir, fetch, run_dir_of
-from powerguard.cli.out import say, warn
+from powerguard.cli.out import say, warn, without_digits
 from powerguard.errors import EXIT_REQUEUE, DaemonUnreachable, NotReady, UsageError
 from powerguard.integrations.slurm import SETUP, DrainOn, Power, Slurm, SlurmError, Step, due
 
@@ -68,7 +68,7 @@ def watch(
                 told, tell = _told(_bring(slurm, where, drain_on)), say
             except (DaemonUnreachable, SlurmError) as error:
                 told, tell = f"nothing changed: {error}", warn
-            kind = told.translate(_NO_DIGITS)
+            kind = without_digits(told)
             if kind != said:  # a state is told once, not at every look
                 said = kind
                 tell(told)
@@ -116,9 +116,6 @@ def setup() -> None:
     """Print what goes where: slurm.conf, a prolog, a unit and a job script. Changes nothing."""
     where = shutil.which("powerguard") or "/usr/bin/powerguard"
     say(SETUP.format(code=EXIT_REQUEUE, powerguard=where, prolog="/etc/slurm/prolog.d/50-powerguard.sh").rstrip())
-
-
-_NO_DIGITS = str.maketrans("", "", "0123456789.")
 
 
 def _slurm(node: str, scontrol: str) -> Slurm:

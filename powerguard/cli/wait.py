@@ -10,7 +10,7 @@ import typer
 
 from powerguard import config
 from powerguard.cli.ask import RUN_DIR, fetch
-from powerguard.cli.out import say, warn
+from powerguard.cli.out import say, warn, without_digits
 from powerguard.errors import DaemonUnreachable, NotReady, PowerguardError, UsageError
 
 POLL_S = 2.0
@@ -53,14 +53,11 @@ def wait_ready(
         left_s = POLL_S if ends is None else ends - time.monotonic()
         if left_s <= 0:
             raise failure
-        kind = failure.message.translate(_NO_DIGITS)
+        kind = without_digits(failure.message)
         if kind != said:
             said = kind
             warn(f"waiting: {failure.message}")
         time.sleep(min(POLL_S, left_s))
-
-
-_NO_DIGITS = str.maketrans("", "", "0123456789.")
 
 
 def _gate(run_dir: str) -> PowerguardError | None:
