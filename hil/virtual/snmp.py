@@ -98,6 +98,7 @@ class Agent:
         self._folder = Path(tempfile.mkdtemp(prefix="powerguard-snmp-"))
         self._data = self._folder / "data"
         self._data.mkdir()
+        self._shown_at_s = 0
         self.show(rows)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -115,10 +116,13 @@ class Agent:
         self.close()
 
     def show(self, rows: Iterable[Row]) -> None:
-        """Other values from now on."""
+        """Other values from now on. The agent reads them when the file's time is another *second* than it was, and
+        builds its index anew only for a file that isn't older than it; so each file is dated one later than any."""
         ordered = sorted(rows, key=lambda row: tuple(map(int, row[0].split("."))))
         fresh = self._data / "public.new"
         fresh.write_text("".join(f"{oid}|{tag}|{value}\n" for oid, tag, value in ordered))
+        self._shown_at_s = max(self._shown_at_s, int(time.time())) + 1
+        os.utime(fresh, (self._shown_at_s, self._shown_at_s))
         fresh.replace(self._data / "public.snmprec")
 
     def start(self) -> None:
@@ -164,12 +168,12 @@ class Agent:
                 if ended or time.monotonic() > ends:
                     raise PowerguardError("the SNMP agent doesn't answer", todo=self._log.read_text()[-800:])
                 with contextlib.suppress(OSError):
-                    asking.sendto(_GET_SYS_OBJECT_ID, ("127.0.0.1", self.port))
+                    asking.sendto(GET_SYS_OBJECT_ID, ("127.0.0.1", self.port))
                     asking.recv(1500)
                     return
 
 
-_GET_SYS_OBJECT_ID = bytes.fromhex("302602010104067075626c6963a019020101020100020100300e300c06082b060102010102000500")
+GET_SYS_OBJECT_ID = bytes.fromhex("302602010104067075626c6963a019020101020100020100300e300c06082b060102010102000500")
 """An SNMPv2c GET of sysObjectID, community `public`."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import pytest
 
@@ -23,3 +24,14 @@ def test_an_outage_as_an_snmp_ups_tells_it(mib):
     snmp.rig(mib, told.append)
 
     assert "low battery: halted after" in told[0]
+
+
+def test_what_is_shown_twice_in_a_second_is_told_twice():
+    """snmpsim compares the whole seconds of a file's time."""
+    with snmp.Agent(snmp.rfc1628()) as agent, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.settimeout(20)
+        for rows in (snmp.powernet, snmp.rfc1628) * 3:
+            agent.show(rows())
+            asking.sendto(snmp.GET_SYS_OBJECT_ID, ("127.0.0.1", agent.port))
+            said_apc = bytes.fromhex("2b06010401823e") in asking.recv(1500)
+            assert said_apc == (rows is snmp.powernet)
