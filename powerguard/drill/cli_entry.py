@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, TextIO
@@ -81,16 +82,39 @@ def drill(
     elif show_list:
         _list(as_json=as_json)
     elif scenario == "all":
-        _all(_folder(out, "all"), as_json=as_json)
+        with _folder(out, "all") as folder:
+            _all(folder, as_json=as_json)
     elif scenario in PLANS:
         plan = choose(scenario, ranks=ranks, steps=steps, seed=seed, nut=nut, kill_rank=kill_rank)
-        _one(plan, _folder(out, plan.name), as_json=as_json)
+        with _folder(out, plan.name) as folder:
+            _one(plan, folder, as_json=as_json)
     else:
         _story(scenario, as_json=as_json)
 
 
-def _folder(out: Path | None, name: str) -> Path:
-    return out or Path(f"drill-{name}-{datetime.now():%Y%m%d-%H%M%S}")  # noqa: DTZ005 - a name for people
+@contextmanager
+def _folder(out: Path | None, name: str) -> Iterator[Path]:
+    """*out*, or a new folder here that no other drill has; it goes again if nothing was written into it."""
+    folder = out or _new_folder(f"drill-{name}-{datetime.now():%Y%m%d-%H%M%S}")  # noqa: DTZ005 - a name for people
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _new_folder(name: str) -> Path:
+    """Two drills begun in the same second would spoil each other in one folder: the second gets `NAME-2`."""
+    for turn in count(1):
+        folder = Path(name if turn == 1 else f"{name}-{turn}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(f"can't make {folder} here: {error.strerror}", todo="name a folder with --out") from error
+        return folder
+    raise AssertionError("count ends never")
 
 
 def _one(plan: Plan, folder: Path, *, as_json: bool) -> None:
@@ -153,7 +177,8 @@ def _live(run_dir: str, out: Path | None, *, job: str, full: bool, yes: bool, as
         if not typer.confirm("Begin?", err=True):
             raise live_drill.Refused("the drill wasn't begun: nobody said yes")
     result = live_drill.run(node, job=job, full=full, say=tell, clock=boottime)
-    path, why = live_report.write(result, _folder(out, "live"))
+    with _folder(out, "live") as folder:
+        path, why = live_report.write(result, folder)
     if as_json:
         data = msgspec.to_builtins(result)
         say(json.dumps({"scenario": "live", **data, "ok": result.ok, "report": str(path)}))

@@ -3,6 +3,7 @@
 import pytest
 
 from powerguard.cli import run
+from powerguard.drill.cli_entry import _folder, _new_folder
 from powerguard.errors import JournalError, UsageError
 
 pytest.importorskip("matplotlib")
@@ -42,3 +43,26 @@ def test_a_drill_that_makes_no_sense_is_refused_before_it_starts(words, capsys):
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1
+
+
+def test_drills_begun_in_the_same_second_have_a_folder_each(tmp_path, monkeypatch):
+    """None is given another's; what is empty at the end goes, what holds something stays."""
+    monkeypatch.chdir(tmp_path)
+    with _folder(None, "dip") as first, _folder(None, "dip") as second:
+        assert first != second
+        assert first.is_dir()
+        assert second.is_dir()
+        (first / "report.html").touch()
+    assert first.is_dir()
+    assert not second.exists()
+    assert [_new_folder("all").name for _ in range(3)] == ["all", "all-2", "all-3"]
+
+
+def test_no_folder_can_be_made_here(tmp_path, monkeypatch, capsys):
+    """A sentence that says what to do."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert run(["drill", "dip"]) == UsageError.exit_code
+    assert "--out" in capsys.readouterr().err
