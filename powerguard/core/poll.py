@@ -11,16 +11,24 @@ from powerguard.core.types import Phase
 FAST_S = 0.2
 """Between ticks when something is about to happen; the size of the delay that a reader of the journal sees."""
 
+LOOK_S = 5.0
+"""Between decisions on line power while the feeds say nothing new. A UPS may be read more often; news never waits."""
+
 SHARE = 0.1
 """Of the headroom that may pass before the next look."""
 
 
+def look_s(policy: Policy) -> float:
+    """Seconds between decisions on readings that say nothing new; far less than a feed may be silent."""
+    return max(policy.poll_online_s, min(LOOK_S, policy.blind_save_s / 8))
+
+
 def poll_wait(policy: Policy, state: State, now: float) -> float:
-    """Seconds, FAST_S up to `poll_online_s`, after which the next decision is due even if nothing comes in."""
+    """Seconds, FAST_S up to a bit over `look_s`, after which the next decision is due even if nothing comes in."""
     view, power = state.view, state.power
     if power is None or view.phase in (Phase.FLUSHING, Phase.HALTING) or now - view.phase_since < FAST_S:
         return FAST_S
-    waits = [policy.poll_online_s]
+    waits = [look_s(policy) + FAST_S]  # feeds that answer have woken us before
     for job in state.jobs.values():
         at = agree.next_at(policy, job, now)
         if at is not None:

@@ -21,7 +21,7 @@ from powerguard.core import lawful
 from powerguard.core.commands import DRY_RUN
 from powerguard.core.decide import decide
 from powerguard.core.messages import Hello, Welcome
-from powerguard.core.poll import poll_wait
+from powerguard.core.poll import look_s, poll_wait
 from powerguard.core.state import Decision, State
 from powerguard.core.types import Actions, Announce, Command, Halt, Observation, PageReport, Phase, Send
 from powerguard.errors import InvariantError
@@ -124,7 +124,7 @@ class Daemon:
     def tick(self) -> None:
         """Gather, decide, check, journal, act, feed the watchdog."""
         parts = self._parts
-        taken = parts.inbox.drain(self._wait_s())
+        taken = parts.inbox.drain(self._wait_s(), look_s(self.config.policy))
         commands = [command for result in taken.results for command in self._halted(result)]
         commands += parts.system.commands(taken.shutdowns, self.state)
         for wish in taken.wishes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from pathlib import Path
 
@@ -65,10 +66,11 @@ def serve(path: Path, *, really: bool, json_logs: bool) -> int:
     )
     lines = lines_opened(config, put=inbox.put, clock=clock.now)
     state = msgspec.structs.replace(state, addresses=lines.addresses)
+    turns = itertools.count()
     parts = Parts(
         clock=clock.now,
         inbox=inbox,
-        readers=Readers(lambda ups, poll_s: _reader(ups, poll_s, inbox), clock.now),
+        readers=Readers(lambda ups, poll_s: _reader(ups, poll_s, inbox, next(turns)), clock.now),
         bus=bus,
         journal=Journal(config.node.state_dir, boot=boot, node=config.node.name, version=__version__, folded=folded),
         notify=Notifier(),
@@ -153,7 +155,7 @@ def _remembered(config: Config, boot: str) -> Folded:
         return Folded()
 
 
-def _reader(ups: UpsConfig, poll_s: float, inbox: Inbox) -> UpsReader:
+def _reader(ups: UpsConfig, poll_s: float, inbox: Inbox, turn: int) -> UpsReader:
     return UpsReader(
         UpsAddress.parse(ups.name),
         inbox.put,
@@ -165,6 +167,7 @@ def _reader(ups: UpsConfig, poll_s: float, inbox: Inbox) -> UpsReader:
         poll_s=poll_s,
         answer_s=min(2.0, ups.answer_max_s),
         poll_max_s=ups.answer_max_s,
+        turn=turn,
     )
 
 

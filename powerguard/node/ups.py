@@ -25,12 +25,17 @@ LOGIN_AGAIN_S = 30.0
 
 POLL_LEAST_S = 0.05
 
+LAG_S, LAGS = 0.005, 8
+"""Feeds are looked at one after another, so long apart: two threads that do the same at the same instant take turns at
+every step, and each turn is a switch of threads, dearer than the step.
+"""
+
 
 class UpsReader(threading.Thread):
     """Reads *address* every *poll_s* and gives each Sample to *put*, on this thread.
 
     *clock* gives the instants of the samples (CLOCK_BOOTTIME); waits go by the monotonic clock. Without *user*
-    there is no LOGIN. *feed* names the samples; the address by default.
+    there is no LOGIN. *feed* names the samples; the address by default. *turn* numbers the readers of a process.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class UpsReader(threading.Thread):
         poll_s: float = 5.0,
         answer_s: float = 2.0,
         poll_max_s: float = 4.0,
+        turn: int = 0,
     ) -> None:
         super().__init__(name=f"ups {address}", daemon=True)
         self.address, self.feed = address, feed or str(address)
@@ -53,6 +59,7 @@ class UpsReader(threading.Thread):
         self._put, self._clock = put, clock
         self._user, self._password, self._tls = user, password, tls
         self._poll_s, self._answer_s, self._poll_max_s = max(POLL_LEAST_S, poll_s), answer_s, poll_max_s
+        self._lag_s = LAG_S * (turn % LAGS)
         self._client: CheckedClient | None = None
         self._authenticated = False  # USERNAME and PASSWORD can be said once a connection
         self._login_held = False
@@ -131,7 +138,7 @@ class UpsReader(threading.Thread):
         if self._retry_s:
             return self._last + min(self._poll_s, self._retry_s)
         # at whole periods of the clock: all feeds are looked at together, and the loop is woken once for them
-        return (self._last // self._poll_s + 1.0) * self._poll_s
+        return ((self._last - self._lag_s) // self._poll_s + 1.0) * self._poll_s + self._lag_s
 
     def _wait(self) -> bool:
         """Waits for the next poll; False when it is time to end."""

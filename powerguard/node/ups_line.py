@@ -8,6 +8,7 @@ model name must not cost a reading. (upsd 2.8.0 itself drops what isn't ASCII, o
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -18,6 +19,9 @@ PORT = 3493
 
 LINE_MAX_BYTES = 8192
 """Longest line believed. upsd's own limits are 256 bytes a value and 512 an argument (server/netlist.c, upsd.c)."""
+
+REMEMBERED = 1024
+"""Lines, and texts made printable: most of an answer is what it was a poll ago. 2 UPSes have some 100."""
 
 _WORD = re.compile(r'[ \t]*(?:"([^"\\]*(?:\\.[^"\\]*)*)"|([^ \t"\\]+))(?=[ \t]|\Z)', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
@@ -35,6 +39,11 @@ class MalformedLine(ValueError):
 
 def words(line: str) -> list[str]:
     """The words of *line* (without its line end), unquoted and unescaped. Raises MalformedLine."""
+    return list(_words(line))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _words(line: str) -> tuple[str, ...]:
     line = line.rstrip(" \t")
     found: list[str] = []
     at = 0
@@ -45,7 +54,7 @@ def words(line: str) -> list[str]:
         quoted, bare = match.groups()
         found.append(bare if quoted is None else _ESCAPED.sub(r"\1", quoted))
         at = match.end()
-    return found
+    return tuple(found)
 
 
 def quote(word: str) -> str:
@@ -71,6 +80,7 @@ def encode(line: str) -> bytes:
     return line.encode("utf-8", "surrogateescape")
 
 
+@lru_cache(maxsize=REMEMBERED)
 def printable(text: str) -> str:
     """*text* with bytes that aren't UTF-8 spelled as `\\xff`, so that journals and logs can encode it."""
     return encode(text).decode("utf-8", "backslashreplace")

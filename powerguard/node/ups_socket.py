@@ -18,6 +18,10 @@ from powerguard.node.ups_line import LINE_MAX_BYTES
 ANSWER_MAX_BYTES = 1 << 20
 """Most that one answer may hold; the largest of NUT's published device dumps is some 20 kB."""
 
+PIECES_S = 0.001
+"""upsd writes a list line by line. Left alone for so long, it is taken in 2 receives where there were up to 22 (LIST
+VAR on loopback, upsd 2.8.0): each is a switch of threads, and those are most of what a poll costs."""
+
 _QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 
 Place = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
@@ -114,6 +118,7 @@ class LineSocket:
         try:
             self._socket.settimeout(self._left(self.answer_s))
             self._socket.sendall(data)
+            time.sleep(min(PIECES_S, self._left(self.answer_s)))
         except TimeoutError:
             raise self._doubt("the server doesn't read") from None
         except OSError as error:

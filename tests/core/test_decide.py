@@ -15,7 +15,7 @@ from powerguard.core.messages import Exit, Notice, Prepare, Quiesce, Welcome
 from powerguard.core.need import Need, eased
 from powerguard.core.phase import Do, Flush, FlushView, Next, PhaseView
 from powerguard.core.policy import FeedPolicy, Policy
-from powerguard.core.poll import FAST_S, poll_wait
+from powerguard.core.poll import FAST_S, look_s, poll_wait
 from powerguard.core.serve import entered
 from powerguard.core.state import State, event_id, initial
 from powerguard.core.transition import transition
@@ -723,7 +723,7 @@ def test_a_night_of_two_jobs():
 
 
 def test_poll_wait_is_slow_far_away_and_fast_near():
-    """Bounded both ways: `poll_online_s` at rest, FAST_S while something is underway or about to happen."""
+    """Bounded both ways: `look_s` and a bit at rest, FAST_S while something is underway or about to happen."""
     feed = SimFeed("ups")
     world = World(POLICY, jobs=(JobSpec("gpt", 2, RankSpec(write_s=3.0)),), feeds=(feed,), begin_at=0.0)
     waits: dict[Phase, list[float]] = {phase: [] for phase in Phase}
@@ -735,11 +735,11 @@ def test_poll_wait_is_slow_far_away_and_fast_near():
         world.run(float(second))
         waits[world.phase].append(poll_wait(POLICY, world.state, world.now))
 
-    assert max(waits[Phase.ONLINE]) == POLICY.poll_online_s
+    assert max(waits[Phase.ONLINE]) == look_s(POLICY) + FAST_S
     assert max(waits[Phase.ON_BATTERY]) == POLICY.poll_battery_s
     assert set(waits[Phase.FLUSHING]) == {FAST_S}
     assert FAST_S in waits[Phase.ON_BATTERY]
-    assert all(FAST_S <= wait <= POLICY.poll_online_s for each in waits.values() for wait in each)
+    assert all(FAST_S <= wait <= look_s(POLICY) + FAST_S for each in waits.values() for wait in each)
 
 
 def test_a_step_of_the_load_reaches_the_estimator():

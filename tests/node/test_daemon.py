@@ -206,6 +206,7 @@ class Bench:
             self.clock.advance(seconds / 5)
             self.bus.live()
         self.inbox.put(Sample(FEED, self.clock(), self.comm, dict(self.variables)))
+        self.inbox.put(Wish())  # a feed that says nothing new would let us wait
         self.daemon.tick()
         return self.daemon.state
 
@@ -457,7 +458,7 @@ def test_a_broken_law_on_line_power_ends_without_an_order(tmp_path):
     bench = Bench(tmp_path)
     for _ in range(3):
         bench.step()
-    bench.inbox.put(Sample(FEED, None, Comm.OK, {"ups.status": "OL"}))  # type: ignore[arg-type]
+    bench.inbox.put(Sample(FEED, None, Comm.OK, {"ups.status": "OL CHRG"}))  # type: ignore[arg-type]
 
     assert bench.daemon.run() == 70
     assert not any(isinstance(message, Prepare) for _, message in bench.bus.sent)
@@ -637,7 +638,7 @@ def test_the_watchdog_is_fed_by_completed_ticks_alone(tmp_path):
         bench.parts.notify = Notifier({"NOTIFY_SOCKET": address})
         bench.step()
         assert b"WATCHDOG=1" in listener.recv(4096)
-        bench.inbox.put(Sample(FEED, None, Comm.OK, {"ups.status": "OL"}))  # type: ignore[arg-type]
+        bench.inbox.put(Sample(FEED, None, Comm.OK, {"ups.status": "OL CHRG"}))  # type: ignore[arg-type]
         assert bench.daemon.run() == 70
         listener.setblocking(False)
         assert not any(b"WATCHDOG" in word for word in _all(listener))

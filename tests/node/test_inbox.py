@@ -7,6 +7,8 @@ import signal
 import threading
 import time
 
+import pytest
+
 from powerguard.core.between import PeerReport, Report
 from powerguard.core.messages import Beat, Bye, Held, Promise
 from powerguard.core.types import Comm, Command, PageReport, RankReport, Sample
@@ -119,3 +121,63 @@ def test_words_of_many_nodes_are_taken_together():
 
     assert len(inbox.drain(5.0).seen.peers) == 1
     assert time.monotonic() - taken_at > 0.09
+
+
+def on_line(feed: str, at: float, status: str = "OL", comm: Comm = Comm.OK) -> Sample:
+    return Sample(feed, at, comm, {"ups.status": status})
+
+
+def woken(inbox: Inbox, look_s: float = 5.0) -> int | None:
+    """Samples taken, or None where nothing would have ended the wait."""
+    ends = time.monotonic() + 0.02
+    taken = inbox.drain(0.02, look_s)
+    return None if time.monotonic() >= ends else len(taken.seen.samples)
+
+
+def test_feeds_that_stay_on_line_wake_the_loop_together_and_seldom():
+    """Once every feed has spoken, and no sooner than look_s after the last time; none of them is lost."""
+    inbox = Inbox()
+    inbox.drain(0, 5.0)
+    for feed in "ab":
+        inbox.put(on_line(feed, 100.0))  # the first word of a feed is news
+    assert woken(inbox) == 2
+    woke = []
+    for second in range(101, 116):
+        for feed in "ab":
+            inbox.put(on_line(feed, float(second)))
+        woke.append(woken(inbox))
+    assert woke.count(None) == 12
+    assert all(n is None or n == 2 for n in woke)
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        on_line("a", 101.0, "OB DISCHRG"), on_line("a", 101.0, "OL CHRG"), on_line("a", 101.0, "OL LB"),
+        on_line("a", 101.0, comm=Comm.STALE), Sample("a", 101.0, Comm.UNREACHABLE),
+    ],
+)  # fmt: skip
+def test_news_of_a_feed_wakes_the_loop_at_once(news):
+    """Whatever isn't the word of before, and what is said on battery, every time."""
+    inbox = Inbox()
+    for feed in "ab":
+        inbox.put(on_line(feed, 100.0))
+    inbox.drain(0, 5.0)
+    inbox.put(news)
+    assert woken(inbox) == 1
+    inbox.put(on_line("a", 102.0, "OB DISCHRG"))
+    assert woken(inbox) == 1
+    inbox.put(on_line("a", 103.0, "OB DISCHRG"))
+    assert woken(inbox) == 1
+
+
+def test_a_feed_that_is_gone_is_not_waited_for():
+    """The first wait for it ends by time; from then on the others wake the loop without it."""
+    inbox = Inbox()
+    for feed in "ab":
+        inbox.put(on_line(feed, 100.0))
+    inbox.drain(0, 1.0)
+    inbox.put(on_line("a", 102.0))
+    assert woken(inbox, 1.0) is None
+    inbox.put(on_line("a", 104.0))
+    assert woken(inbox, 1.0) == 1
