@@ -47,6 +47,7 @@ def registered(job: Job | None, report: RankReport, hello: Hello) -> Job:
         heard_at=report.at,
         step=hello.step,
         pace=hello.pace,
+        seq=hello.seq,
     )
     if job is None:
         job = Job(report.job, hello.world_size)

@@ -147,6 +147,7 @@ class Report(Word, frozen=True, kw_only=True):
     earlier: OrderReport | None = None
     saved: Saved | None = None  # its instant is 0
     roster_n: int = 0  # of the roster that it has
+    astray: int = 0  # an order by which a rank of it waits parked, and which it doesn't know; 0 = none
 
 
 class Farewell(Struct, frozen=True, omit_defaults=True):

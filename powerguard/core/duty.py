@@ -79,8 +79,9 @@ class Follower(Struct, frozen=True):
 
     @property
     def seq(self) -> int:
-        """The newest order that this rank knows."""
-        return max(self.over, 0 if self.duty is None else self.duty.seq, *(past.seq for past in self.past), 0)
+        """The newest order, or word to leave, that this rank knows."""
+        known = [*(duty.seq for duty in (self.duty, *self.past) if duty is not None)]
+        return max(self.over, 0 if self.quiesce is None else self.quiesce.seq, *known)
 
     @property
     def armed(self) -> bool:

@@ -23,7 +23,7 @@ from powerguard.core.between import (
     SendPeer,
 )
 from powerguard.core.demand import may_leave
-from powerguard.core.job import NO_LEADER, Due, Job, Member, Node, Order, Stage, Want, living
+from powerguard.core.job import NO_LEADER, Due, Job, Member, Node, Order, Stage, Want, astray, living
 from powerguard.core.messages import Pace
 from powerguard.core.policy import Policy
 from powerguard.core.state import State
@@ -155,6 +155,7 @@ def _report(state: State, job: Job, now: float) -> Report:
         earlier=_order_report(job.earlier, job, now),
         saved=None if job.saved is None else replace(job.saved, at=0.0),
         roster_n=job.roster_n,
+        astray=astray(job),
     )
 
 

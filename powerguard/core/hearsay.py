@@ -187,12 +187,10 @@ def _learned(job: Job, report: Report, now: float) -> Job:
 
 
 def _beyond(job: Job, report: Report) -> int:
-    """An order that the node's ranks obey and that this leader hasn't given."""
-    if report.order is None or report.order.order.over or report.order.order.seq <= job.resumed:
-        return 0
-    seq = report.order.order.seq
-    given = [order.seq for order in (job.order, job.earlier) if order is not None]
-    return 0 if seq in given else seq
+    """The newest order that the node's ranks obey or wait by and that this leader hasn't given; 0 = none."""
+    obeyed = 0 if report.order is None or report.order.order.over else report.order.order.seq
+    given = [job.resumed, *(order.seq for order in (job.order, job.earlier) if order is not None)]
+    return max((seq for seq in (obeyed, report.astray) if seq > job.resumed and seq not in given), default=0)
 
 
 def _parts(order: Order | None, report: Report, renewed: set[int], now: float) -> Order | None:

@@ -33,6 +33,7 @@ class Member(Struct, frozen=True, omit_defaults=True):
     step: int = -1  # optimizer step last completed, as far as is known
     pace: Pace = Pace()
     busy: str = ""
+    seq: int = 0  # the newest order that it knew when it registered here
     staged: tuple[int, ...] = ()  # steps that its deputy can make durable without it, ascending
     staged_write_s: float = 0.0  # what that is expected to take
     deputy_at: float | None = None  # when the deputy was last heard; None = it has none
@@ -172,7 +173,7 @@ class Node(Struct, frozen=True, omit_defaults=True):
     want: Want = Want()
     roster_n: int = 0  # of the roster that it has
     behind: bool = False  # it follows a lower term, or nobody: it is told of ours
-    beyond: int = 0  # an order it knows that isn't over and that its leader has not given; 0 = none
+    beyond: int = 0  # an order that its ranks obey or wait by, not over, that its leader has not given; 0 = none
 
 
 NO_LEADER = "?"
@@ -271,6 +272,16 @@ def living(job: Job) -> tuple[int, ...]:
 def here(job: Job) -> tuple[int, ...]:
     """Ranks of this node whose process lives, ascending."""
     return tuple(rank for rank in living(job) if not job.members[rank].node)
+
+
+def astray(job: Job) -> int:
+    """The newest order by which a rank of this node waits parked, and which this node doesn't know; 0 = none.
+
+    Its daemon has lost its journal since, or another leader gave it while this one was away.
+    """
+    known = max(job.resumed, 0 if job.order is None else job.order.seq)
+    waiting = (member.seq for member in job.members.values() if member.busy == "parked" and member.alive)
+    return max((seq for seq in waiting if seq > known), default=0)
 
 
 def unparked(job: Job) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from powerguard.core import agree, feeds, seats
 from powerguard.core.between import NODE_GONE_S, NODE_LOST_S, SNAPSHOT_MERGE_S
-from powerguard.core.job import Call, Due, Job, Node, here, not_durable, quiet
+from powerguard.core.job import Call, Due, Job, Node, astray, here, not_durable, quiet
 from powerguard.core.messages import Notice, Purpose
 from powerguard.core.phase import Do, Flush, FlushView, Next
 from powerguard.core.policy import Policy
@@ -132,8 +132,8 @@ def _again(state: State, name: str, job: Job) -> bool:
 
 
 def _strays(job: Job) -> tuple[int, ...]:
-    """Ranks that wait parked although this daemon has never given their job an order."""
-    if job.order is not None or not job.leads:
+    """Ranks of this node that wait parked by an order that this daemon, which leads the job, doesn't know."""
+    if not job.leads or (job.order is not None and (stopped(job) or not astray(job))):
         return ()
     return tuple(rank for rank in here(job) if job.members[rank].busy == "parked")
 
@@ -233,10 +233,10 @@ def _snapshot_elsewhere(job: Job, now: float) -> bool:
 
 
 def _overtaken(job: Job) -> bool:
-    """Ranks of another node obey a newer order, of another leader: only a still newer one reaches them."""
-    if job.order is None or not job.nodes or not job.leads:
+    """Some ranks obey or wait by a newer order, of another leader: only a still newer one reaches them."""
+    if job.order is None or not job.leads:
         return False
-    return max(node.beyond for node in job.nodes.values()) > job.order.seq
+    return max(astray(job), *(node.beyond for node in job.nodes.values()), 0) > job.order.seq
 
 
 def _cannot_go_on(job: Job, now: float) -> bool:
@@ -254,7 +254,7 @@ def _to_be_recalled(job: Job, now: float) -> bool:
     unknown = any(node.heard_at is None for node in job.nodes.values())
     if unknown and now - job.lead_at < NODE_LOST_S:
         return False  # a new leader doesn't know yet what they want
-    return stopped(job) or job.quiesce is not None or any(node.beyond for node in job.nodes.values())
+    return stopped(job) or job.quiesce is not None or any(node.beyond > job.resumed for node in job.nodes.values())
 
 
 def _dismiss(policy: Policy, job: Job, seq: int, now: float) -> tuple[Job, tuple[Actions, ...]]:

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from powerguard.core import agree, answers, demand, follow, seats, serve
+from powerguard.core import agree, answers, demand, follow, gossip, seats, serve
 from powerguard.core.duty import GO, Hold
 from powerguard.core.job import Job, Order, Stage
 from powerguard.core.messages import Plan, Seal, Shard, ShardRecord, Staged
@@ -139,6 +139,13 @@ def _decides_again(_: Wrong) -> Wrong:
     return wrong
 
 
+def _none(_: Wrong) -> Wrong:
+    def wrong(_job: Job) -> int:
+        return 0
+
+    return wrong
+
+
 def _keeps_its_own_halt(_: Wrong) -> Wrong:
     """Nobody is told that another node halts."""
 
@@ -180,6 +187,7 @@ BUGS = (
     Bug("other nodes' ranks count as quiet", "exit", 55, demand, "quiet", _all_quiet),
     Bug("staged counts as durable", "seal", 6, answers, "_delivered", _staged_is_enough),
     Bug("never resumes", "end", 1, serve, "_to_be_recalled", _never),
+    Bug("nobody says that ranks wait", "end", 13654, gossip, "astray", _none),
     Bug("never dismisses", "end", 43, serve, "_cannot_go_on", _keeps_its_own_halt),
     Bug("no successor", "end", 0, seats, "care", _nobody_takes_over),
     Bug("two leaders give one number", "moved", 0, seats, "number", _the_next_number),

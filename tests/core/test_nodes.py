@@ -36,6 +36,7 @@ from powerguard.core.messages import (
     Plan,
     Prepare,
     Purpose,
+    Quiesce,
     Resume,
     Shard,
     ShardRecord,
@@ -47,6 +48,8 @@ from powerguard.core.types import Comm, Observation, Phase, RankReport, Sample, 
 POLICY = Policy(feeds=(FeedPolicy("ups"),), prepare_max_s=1.0)
 NOW = 1000.0
 JOB = "gpt"
+NUMBER = int(NOW) + 2002
+"""Of an order of another node, which is up for longer."""
 
 
 def node(name: str, *, job: Job | None = None) -> State:
@@ -583,3 +586,71 @@ def test_a_daemon_without_its_journal_counts_on_from_what_its_ranks_know():
 
     assert [int(NOW) + 500] == [message.seq for message in told if isinstance(message, Resume)]
     assert int(NOW) == decide(POLICY, node("a"), Observation(reports=(wild,)), NOW).state.seq
+
+
+# ---- ranks that wait by an order that nobody remembers --------------------------------------------------
+
+
+def waiting_by(seq: int, job: Job, *, rank: int) -> State:
+    """A node whose daemon has lost its journal: a rank of it registers, and waits parked by order *seq*."""
+    state = node("a" if job.leads else "b", job=job)
+    word = Hello(JOB, rank, rank, 4, 10 + rank, "/c", master="a", step=8, local_world_size=2, seq=seq)
+    reports = (RankReport(JOB, rank, NOW, word), RankReport(JOB, rank, NOW, Beat(8, Pace(), "parked")))
+    return decide(POLICY, state, Observation(reports=reports), NOW).state
+
+
+ASKED = {rank: Part(edge=6, asked="Decide") for rank in range(4)}
+OVER = order(4, step=6, generation="step-6.ev-4", parts=ASKED, stage=Stage.SEALED, sealed_by=0, over=True)
+SNAPPED = replace(OVER, purpose=Purpose.SNAPSHOT, over=False)
+
+
+@pytest.mark.parametrize("known", [None, OVER, SNAPPED], ids=["no-order", "an-older-stop", "an-older-snapshot"])
+def test_the_leader_ends_an_order_that_only_a_rank_of_another_node_knows(known):
+    """Its daemon has forgotten it, who gave it is gone: the leader's RESUME carries that order's number, or a later."""
+    b = waiting_by(NUMBER, followed(order=known, resumed=4 if known else 0), rank=2)
+    (send,) = gossip.words(POLICY, b, gossip.Said(), NOW)[1]
+    a = online(node("a", job=led(order=known, resumed=4 if known else 0)), NOW)
+    a = decide(POLICY, a, Observation(peers=(PeerReport("b", NOW, send.message),)), NOW).state
+    (course_,) = gossip.words(POLICY, a, gossip.Said(), NOW)[1]
+    told = decide(POLICY, b, Observation(peers=(PeerReport("a", NOW, course_.message),)), NOW).actions
+    freed = [each.message.seq for each in told if isinstance(each, Send) and isinstance(each.message, Resume)]
+
+    assert NUMBER <= a.jobs[JOB].resumed
+    assert freed
+    assert all(seq >= NUMBER for seq in freed)
+
+
+@pytest.mark.parametrize("known", [OVER, SNAPPED], ids=["an-older-stop", "an-older-snapshot"])
+def test_the_leader_ends_an_order_beyond_its_own_for_its_own_rank(known):
+    """What it knows to be over is an older one: its own rank waits by an order of another leader."""
+    a = online(waiting_by(NUMBER, led(order=known, resumed=4), rank=0), NOW)
+    told = decide(POLICY, a, Observation(), NOW + 5.0).actions
+    freed = [each.message.seq for each in told if isinstance(each, Send) and isinstance(each.message, Resume)]
+
+    assert freed
+    assert all(seq >= NUMBER for seq in freed)
+
+
+@pytest.mark.parametrize("rank", [0, 2], ids=["its-own", "another-nodes"])
+def test_a_stop_below_what_a_rank_waits_by_is_given_anew(rank):
+    """No rank obeys a number below the one that it knows: a stop given before that was heard is given once more."""
+    wanting = Node("b", "b:7000", "bb", 1, NOW, Want(stop=True, event="e"))
+    job = led(order=order(8, parts=ASKED), nodes={"b": wanting})
+    if rank:
+        b = waiting_by(NUMBER, followed(order=order(8, parts=ASKED)), rank=rank)
+        (send,) = gossip.words(POLICY, b, gossip.Said(), NOW)[1]
+        word = replace(send.message, want=wanting.want)
+        a = decide(POLICY, node("a", job=job), Observation(peers=(PeerReport("b", NOW, word),)), NOW).state
+    else:
+        a = waiting_by(NUMBER, job, rank=rank)
+    given = a.jobs[JOB].order
+
+    assert Purpose.STOP is given.purpose
+    assert given.seq > NUMBER
+
+
+def test_a_rank_that_is_told_to_leave_counts_the_number_of_that_word():
+    """QUIESCE may be beyond every order: a RESUME below it would free nobody."""
+    f, _ = follow.hear(follow.Follower(), Quiesce(77, "halt"), follow.Place(7), Pace(), NOW)
+
+    assert 77 == f.seq

@@ -21,8 +21,20 @@ from powerguard.sim.ranks import NEVER, Spec
 
 RUNS = int(os.environ.get("POWERGUARD_TEST_SIM", "300"))
 
+FORGETFUL = Run(
+    seed=14,
+    nodes=2,
+    policy=replace(Run(seed=0).policy, snapshot="never"),
+    coupled=False,
+    outages=(Outage(), Outage(5.0, 11.5)),
+    splits=(Split(Window(8.0, 6.0), frozenset({1})),),
+    mishaps=(Mishap("daemon", 0, Window(2.9, 7.7)), Mishap("memory", 1, Window(12.5, 1.0))),
+    calm_at=14.0,
+)
+"""Node 1 leads while node 0 is away, and has forgotten it when both are back."""
 
 MADE = {
+    "nobody says that ranks wait": (FORGETFUL,),
     "no successor": (
         Run(
             seed=11,
@@ -192,6 +204,17 @@ def test_a_snapshot_spans_nodes():
     assert Stage.SEALED is order.stage
     assert "snapshot" == order.purpose.value
     assert all(rank.alive and not rank.parked for rank in cluster.ranks)
+
+
+def test_ranks_that_wait_by_an_order_that_nobody_remembers_train_on():
+    """A successor parks its rank, loses its journal, follows again: the leader, who never knew the order, ends it."""
+    cluster = Cluster(FORGETFUL)
+    until(cluster, lambda: cluster.ranks[1].parked)
+    assert job_of(cluster, 1).leads
+    cluster.run()
+
+    assert job_of(cluster, 0).leads
+    assert not cluster.ranks[1].parked
 
 
 @pytest.mark.slow
