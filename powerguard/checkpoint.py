@@ -88,6 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
     out.add_argument("target", type=Path, help="what to write; must not exist")
     out.add_argument("--to", choices=FORMATS, default="dcp")
     out.add_argument("--optimizer-names", choices=("fqn", "index"), default="fqn")
+    out.add_argument("--model", default="", help="hf: the source that is the model, or what is in it (module.net)")
+    out.add_argument("--config", type=Path, help="hf: a config.json, or the base model's folder")
     into = commands.add_parser("import", help="make a generation of a DCP checkpoint")
     into.add_argument("source", type=Path, help="the DCP checkpoint's directory")
     into.add_argument("directory", type=Path, help="where generations go")
@@ -98,7 +100,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(import_dcp(chosen.source, chosen.directory, step=chosen.step).path)  # noqa: T201
             return 0
         generation = find(chosen.generation)
-        left = export(generation, chosen.target, chosen.to, optimizer_names=chosen.optimizer_names)
+        left = export(
+            generation, chosen.target, chosen.to,
+            optimizer_names=chosen.optimizer_names, model=chosen.model, config=chosen.config,
+        )  # fmt: skip
         print(f"{generation.name} exported to {chosen.target}; left out: {', '.join(left) or 'nothing'}")  # noqa: T201
     except PowerguardError as error:
         print(f"powerguard: {error}", file=sys.stderr)  # noqa: T201

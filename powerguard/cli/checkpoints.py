@@ -30,9 +30,10 @@ class Format(str, Enum):
     DCP = "dcp"
     TORCH = "torch"
     SAFETENSORS = "safetensors"
+    HF = "hf"
 
 
-SUFFIX = {Format.DCP: ".dcp", Format.TORCH: ".pt", Format.SAFETENSORS: ".safetensors"}
+SUFFIX = {Format.DCP: ".dcp", Format.TORCH: ".pt", Format.SAFETENSORS: ".safetensors", Format.HF: ".hf"}
 
 
 class OptimizerNames(str, Enum):
@@ -129,17 +130,29 @@ def export(
         typer.Argument(help="must not exist; default: named as the generation, here", show_default=False),
     ] = None,
     *,
-    to: Annotated[Format, typer.Option(help="a directory for dcp.load, a file for torch.load, or one of safetensors")],
+    to: Annotated[
+        Format,
+        typer.Option(
+            help="a directory for dcp.load, a file for torch.load, one of safetensors, or a directory for "
+            "from_pretrained of transformers"
+        ),
+    ],
     optimizer_names: Annotated[
         OptimizerNames, typer.Option(help="optimizer state by parameter name, or by index as Optimizer.state_dict()")
     ] = OptimizerNames.FQN,
+    model: Annotated[
+        str, typer.Option(help="hf: the source that is the model, or what is in it (module.net), if there are several")
+    ] = "",
+    config: Annotated[
+        Path | None, typer.Option(help="hf: a config.json or the base model's folder, if none was recorded")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Turn a generation into what another tool reads; verified before, durable after. Needs torch."""
     checkpoint = torch_side.load("powerguard.checkpoint")
     chosen: Generation = checkpoint.find(generation)
     place = (target or Path(chosen.name + SUFFIX[to])).absolute()
-    left = checkpoint.export(chosen, place, to.value, optimizer_names=optimizer_names.value)
+    left = checkpoint.export(chosen, place, to.value, optimizer_names=optimizer_names.value, model=model, config=config)
     if as_json:
         say_json({"generation": chosen.name, "step": chosen.step, "target": str(place), "left_out": left})
     else:

@@ -22,6 +22,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.parallel import DistributedDataParallel
+from transformers.modeling_utils import PreTrainedModel
 from transformers.trainer_callback import ExportableState, TrainerCallback, TrainerState
 from transformers.trainer_callback import TrainerControl as Control
 from transformers.training_args import TrainingArguments as Args
@@ -30,6 +32,7 @@ from powerguard.errors import StateError, UsageError
 from powerguard.integrations.boxes import Found, newest
 from powerguard.integrations.halted import Halted
 from powerguard.train import rng
+from powerguard.train.export_hf import RECORDED
 from powerguard.train.guard import Guard, attach
 
 if TYPE_CHECKING:
@@ -80,7 +83,7 @@ class PowerguardCallback(TrainerCallback):  # type: ignore[misc]  # transformers
                 todo="use powerguard.integrations.accelerate or .deepspeed in a loop of your own",
             )
         others = self._trainer.callback_handler.callbacks if self._trainer is not None else []
-        mine = _TrainerState(state, [*others, control])
+        mine = _TrainerState(state, [*others, control], ModelConfig(model))
         told = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "trainer": mine}
         self.guard = attach(told, self.directory, **self.options)
         self.guard.goes_on(state.global_step)
@@ -110,21 +113,69 @@ class PowerguardCallback(TrainerCallback):  # type: ignore[misc]  # transformers
             self.guard.close("finished")
 
 
+class ModelConfig:
+    """What `powerguard checkpoints export --to hf` needs to know of a model of transformers beside its weights.
+
+    The callback records it by itself. In another loop it is one more source of the state, ``"config":
+    ModelConfig(model)``, or registered for checkpointing (Accelerate). Small, read once; nothing is recorded of a model
+    that isn't a `PreTrainedModel`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        bare = model
+        while not isinstance(bare, PreTrainedModel) and (inner := _inside(bare)) is not None:
+            bare = inner
+        self._told: dict[str, Any] = {}
+        if isinstance(bare, PreTrainedModel) and not getattr(bare, "_hf_peft_config_loaded", False):
+            self._told = _describe(bare)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The record."""
+        return self._told
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing: the model is built as it is configured now."""
+
+
+def _inside(model: Any) -> Any:
+    """What DDP or torch.compile has wrapped; None for anything else."""
+    if isinstance(model, DistributedDataParallel):
+        return model.module
+    return getattr(model, "_orig_mod", None)
+
+
+def _describe(model: Any) -> dict[str, Any]:
+    """As save_pretrained writes it."""
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    told = {
+        "format": RECORDED,
+        "config": config.to_json_string(),
+        "tied": sorted(getattr(model, "all_tied_weights_keys", None) or ()),
+        "unsaved": sorted(model._keys_to_ignore_on_save or ()),
+    }
+    if model.can_generate():
+        told["generation_config"] = model.generation_config.to_json_string()
+    return told
+
+
 class _TrainerState:
     """The Trainer's own state, as in its trainer_state.json."""
 
-    def __init__(self, state: TrainerState, parts: list[Any]) -> None:
+    def __init__(self, state: TrainerState, parts: list[Any], config: ModelConfig) -> None:
         self._state, self._parts = state, [part for part in parts if isinstance(part, ExportableState)]
+        self._config = config
 
-    def state_dict(self) -> dict[str, str]:
+    def state_dict(self) -> dict[str, Any]:
         state = copy.copy(self._state)
         told: dict[str, list[Any]] = {}
         for part in self._parts:
             told.setdefault(type(part).__name__, []).append(part.state())
         state.stateful_callbacks = {name: each[0] if len(each) == 1 else each for name, each in told.items()}
-        return {"json": json.dumps(dataclasses.asdict(state), sort_keys=True)}
+        return {"json": json.dumps(dataclasses.asdict(state), sort_keys=True), "config": self._config.state_dict()}
 
-    def load_state_dict(self, state: dict[str, str]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         raise StateError(
             "a Trainer's run isn't resumed in place", todo="train(resume_from_checkpoint=guard.resume(trainer))"
         )

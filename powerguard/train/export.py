@@ -7,39 +7,48 @@ from __future__ import annotations
 
 import os
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from powerguard.errors import CheckpointError, DirectoryError
+from powerguard.errors import CheckpointError, DirectoryError, UsageError
 from powerguard.generations.disk import DISK
-from powerguard.generations.durable import fsync_path, persistently, trouble, write_all
+from powerguard.generations.durable import fsync_path, trouble
 from powerguard.generations.names import generation_name
 from powerguard.generations.scan import Generation, look
 from powerguard.generations.seal import seal_if_whole
 from powerguard.generations.verify import verify
 from powerguard.train import quantized
-from powerguard.train.blobs import Blob
+from powerguard.train.export_hf import to_hf
 from powerguard.train.flush import Flusher
-from powerguard.train.layout import plan
 from powerguard.train.portable import Sharded, by_index, read_portable
+from powerguard.train.tensor_file import write_tensors
 
-FORMATS = ("dcp", "torch", "safetensors")
+FORMATS = ("dcp", "torch", "safetensors", "hf")
 
 
 def export(
-    generation: Generation, target: str | Path, to: str, *, optimizer_names: str = "fqn", check: bool = True
+    generation: Generation,
+    target: str | Path,
+    to: str,
+    *,
+    optimizer_names: str = "fqn",
+    check: bool = True,
+    model: str = "",
+    config: str | Path | None = None,
 ) -> tuple[str, ...]:
     """Turns *generation* into *target*, which must not exist; durable on return. Returns what stayed out, in words.
 
     *to*: "dcp" is a directory that stock ``dcp.load`` reads at any world size, "torch" a file for ``torch.load``,
-    "safetensors" a file with all tensors and nothing else. Memory: none for dcp; one assembled tensor at a time for
-    safetensors; all sharded tensors for torch. Raises CheckpointError where *generation* doesn't verify (unless *check*
-    is False), DirectoryError where *target* can't be written.
+    "safetensors" a file with all tensors and nothing else, "hf" a directory for ``from_pretrained`` (*model* and
+    *config*: see `export_hf.to_hf`; the others take neither). Memory: none for dcp; one assembled tensor at a time for
+    safetensors and hf; all sharded tensors for torch. Raises CheckpointError where *generation* doesn't verify (unless
+    *check* is False) or holds no such model, DirectoryError where *target* can't be written.
     """
     assert to in FORMATS
+    if to != "hf" and (model or config):
+        raise UsageError(f"a model and its config are chosen for hf only, not for {to}", todo="leave them out")
     place = Path(target).absolute()
     if place.exists():
         raise DirectoryError(f"{place} exists already", todo="give a new name: nothing is overwritten")
@@ -48,7 +57,7 @@ def export(
         words = "; ".join(map(str, problems[:3] or generation.problems[:3]))
         raise CheckpointError(f"{generation.name} can't be exported: {words}")
     portable = read_portable(generation, optimizer_names=optimizer_names)
-    if to != "torch":
+    if to not in ("torch", "hf"):
         portable.state = plain(portable.state)
     state = {**portable.state, "powerguard": {"step": portable.step, "unit": portable.unit}}
     try:
@@ -56,8 +65,10 @@ def export(
             _to_dcp(state, place)
         elif to == "torch":
             _to_torch(state, place)
+        elif to == "hf":
+            return portable.left + to_hf(portable, place, model=model, config=config)
         else:
-            _to_safetensors(portable.state, place)
+            write_tensors(place, dict(_flat("", portable.state)))
     except OSError as error:
         raise trouble(error, "can't export to", place) from error
     return portable.left
@@ -101,26 +112,6 @@ def _assembled(value: Any) -> Any:
     return value
 
 
-def _to_safetensors(state: dict[str, Any], place: Path) -> None:
-    tensors = dict(_flat("", state))
-    blobs = [Blob(name, _outline(value)) for name, value in tensors.items()]
-    layout = plan(blobs)
-    aside = place.with_name(f".{place.name}.{os.getpid()}.part")
-    try:
-        fd = persistently(partial(DISK.open, aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-        try:
-            write_all(DISK, fd, layout.header, 0)
-            for part, value in zip(layout.parts, tensors.values(), strict=True):
-                write_all(DISK, fd, _bytes(value), part.offset)
-            DISK.fsync(fd)
-        finally:
-            DISK.close(fd)
-        DISK.rename(aside, place)
-    finally:
-        aside.unlink(missing_ok=True)
-    fsync_path(DISK, place.parent)
-
-
 def plain(value: Any) -> Any:
     """*value* with each quantised tensor as a dict of its integers and what they mean: other formats know none."""
     if isinstance(value, torch.Tensor) and value.is_quantized:
@@ -144,18 +135,6 @@ def _flat(path: str, value: Any) -> list[tuple[str, torch.Tensor | Sharded]]:
     else:
         return []
     return [found for key, item in items for found in _flat(f"{path}.{key}" if path else str(key), item)]
-
-
-def _outline(value: torch.Tensor | Sharded) -> torch.Tensor:
-    return torch.empty(value.shape, dtype=value.dtype, device="meta")
-
-
-def _bytes(value: torch.Tensor | Sharded) -> memoryview:
-    tensor = value.assemble() if isinstance(value, Sharded) else value
-    if tensor.numel() == 0:
-        return memoryview(b"")
-    flat = tensor.contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def import_dcp(

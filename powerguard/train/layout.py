@@ -43,10 +43,10 @@ def signature(blobs: list[Blob]) -> tuple[object, ...]:
     return tuple((blob.name, blob.source.dtype, tuple(blob.source.shape)) for blob in blobs)
 
 
-def plan(blobs: list[Blob]) -> Layout:
-    """The layout for *blobs*."""
+def plan(blobs: list[Blob], metadata: dict[str, str] | None = None) -> Layout:
+    """The layout for *blobs*; *metadata* is what readers are told beside the tensors."""
     order = sorted(range(len(blobs)), key=lambda i: -blobs[i].source.element_size())
-    entries: dict[str, dict[str, object]] = {}
+    entries: dict[str, dict[str, object]] = {"__metadata__": dict(metadata)} if metadata else {}
     offsets = [0] * len(blobs)
     at = 0
     for index in order:

@@ -57,6 +57,8 @@ class Portable:
     step: int
     unit: str
     left: tuple[str, ...]
+    modules: dict[str, str] = field(default_factory=dict)
+    """Which sources were modules: the class of each, as its rank 0 had it."""
 
 
 def read_portable(generation: Generation, *, optimizer_names: str = "fqn") -> Portable:
@@ -76,7 +78,7 @@ def read_portable(generation: Generation, *, optimizer_names: str = "fqn") -> Po
     merged = states[0]
     for state in states[1:]:
         merged = _merge(merged, state)
-    return Portable(merged, generation.step, generation.unit, tuple(left))
+    return Portable(merged, generation.step, generation.unit, tuple(left), ranks[0].modules())
 
 
 def _merge(one: Any, other: Any) -> Any:
@@ -138,6 +140,11 @@ class _Rank:
 
     def read(self) -> dict[str, Any]:
         return {name: decode(node, self.build) for name, node in self.nodes.items() if name != rng.KEY}
+
+    def modules(self) -> dict[str, str]:
+        """The class of each source that was a module."""
+        found = {name: node.get("stateful") for name, node in self.nodes.items() if isinstance(node, dict)}
+        return {name: item["class"] for name, item in found.items() if item and "metadata" in item}
 
     def build(self, kind: str, payload: Any) -> Any:
         """The value of what isn't plain JSON."""
