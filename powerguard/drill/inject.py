@@ -18,6 +18,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from powerguard.core.types import Comm
+from powerguard.drill import accomplice
 from powerguard.errors import UsageError
 from powerguard.sim import faults as f
 from powerguard.sim.battery import SimUps
@@ -32,10 +33,6 @@ ELSEWHERE = {
     f.WallJump: "it needs root, and every other process would see it",
     f.VolatileCache: "it needs a disk of its own: hil/ has rigs for that",
     f.WriteSlow: "it needs a disk of its own: hil/ has rigs for that",
-    f.LateJoiner: "torchrun starts no rank later than the others",
-    f.GilHeld: "nobody can hold it from outside of the process",
-    f.InEval: "the training script would have to take part",
-    f.InCompile: "the training script would have to take part",
 }
 """Faults that only the pure world has, and why."""
 
@@ -123,6 +120,12 @@ class Injector:
         elif isinstance(fault, f.LoaderWorkersDead):
             for child in children(pid):
                 _signal(child, signal.SIGKILL)
+        elif type(fault) in accomplice.BEGIN:
+            _signal(pid, accomplice.BEGIN[type(fault)])
+            if fault.for_s:
+                self._ends.append((now + fault.for_s, lambda: _signal(pid, accomplice.END)))
+        elif isinstance(fault, f.LateJoiner):
+            pass  # it was started so
         else:
             soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (SHARD_MAX_BYTES, hard))
@@ -211,6 +214,6 @@ def _quietly(do: Callable[[], object]) -> None:
         do()
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def _signal(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from powerguard.drill import accomplice
 from powerguard.drill.daemon import DaemonProcess, environment
 from powerguard.drill.plan import Plan
 from powerguard.drill.processes import Herd
@@ -21,7 +22,15 @@ _RANKS_ENV = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 def torchrun(plan: Plan, checkpoints: Path, trace: Path, pace_s: float) -> list[str]:
     """The command that trains *plan*'s run."""
-    script = ["-m", "powerguard.drill.tiny_gpt", "--dir", str(checkpoints), "--trace", str(trace)]
+    script = [
+        "-m",
+        "powerguard.drill.accomplice",
+        "powerguard.drill.tiny_gpt",
+        "--dir",
+        str(checkpoints),
+        "--trace",
+        str(trace),
+    ]
     run = ["--steps", str(plan.total_steps), "--seed", str(plan.seed), "--pace", str(pace_s)]
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(plan.ranks), "--max-restarts", "0"]
     return [sys.executable, *launch, *script, *run, *_SIZE]
@@ -47,6 +56,8 @@ class Node:
         pace_s = self._plan.pace_s if self.daemon.life == 1 else 0.0
         command = torchrun(self._plan, self.checkpoints, self.trace, pace_s)
         env = environment(self.daemon.run_dir) | _RANKS_ENV
+        if self.daemon.life == 1:
+            env[accomplice.LATE] = accomplice.late(tuple(due.fault for due in self._plan.faults))
         self.ranks = self._herd.start(command, self.ranks_log, env=env)
 
     def train_undisturbed(self) -> None:

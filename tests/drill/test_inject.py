@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from powerguard.drill import accomplice
 from powerguard.drill.inject import ELSEWHERE, SHARD_MAX_BYTES, FaultyUps, Injector, children, refuse
 from powerguard.drill.plan import PLANS
 from powerguard.errors import UsageError
@@ -97,6 +99,79 @@ def test_processes_are_stopped_and_go_on(target):
         clock.advance(1.5)
         injector.look()
         wait_for(lambda pids=pids: all(state(pid) not in "TZ" for pid in pids))
+
+
+RANK = """import sys, threading, time
+
+def tick(name):
+    while True:
+        sys.stdout.write(name)
+        sys.stdout.flush()
+        time.sleep(0.02)
+
+threading.Thread(target=tick, args=("l",), daemon=True).start()
+tick("t")
+"""
+
+
+@pytest.fixture
+def willing(tmp_path):
+    """A rank that takes part in a drill: its training thread writes `t`, its listener `l`."""
+    (tmp_path / "rank_script.py").write_text(RANK)
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}", "RANK": "0", accomplice.LATE: "0:0.1"}
+    command = [sys.executable, "-m", "powerguard.drill.accomplice", "rank_script"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, bufsize=0) as process:
+        yield process
+        process.kill()
+
+
+def ticks(process, least: int) -> str:
+    """What is written from now on, at least so much."""
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    process.stdout.read()
+    said = b""
+
+    def enough() -> bool:
+        nonlocal said
+        said += process.stdout.read() or b""
+        return len(said) >= least
+
+    wait_for(enough)
+    return said.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "who_runs"), [(f.InEval(for_s=2.0), "l"), (f.GilHeld(for_s=2.0), ""), (f.InCompile(for_s=2.0), "l")]
+)
+def test_a_rank_takes_part_in_what_cannot_be_done_to_it(willing, fault, who_runs):
+    """In evaluation the listener runs alone, with the interpreter held nobody does, and afterwards both again."""
+
+    class Rank:
+        def pid_of(self, rank: int) -> int:
+            assert 0 == rank
+            return willing.pid
+
+    clock = FakeClock(100.0)
+    injector = Injector(Rank(), None, clock)
+    assert set(ticks(willing, 50)) == {"t", "l"}
+    injector.begin(fault)
+    wait_for(lambda: silent(willing) or who_runs)
+    if who_runs:
+        wait_for(lambda: set(ticks(willing, 20)) == {who_runs})
+    else:
+        assert not willing.stdout.read()
+    clock.advance(2.5)
+    injector.look()
+    assert set(ticks(willing, 50)) == {"t", "l"}
+
+
+def silent(process) -> bool:
+    """It has written nothing for a fifth of a second."""
+    process.stdout.read()
+    time.sleep(0.2)
+    return not process.stdout.read()
 
 
 @pytest.mark.slow
