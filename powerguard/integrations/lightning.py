@@ -9,6 +9,8 @@
 The boundary is `on_train_batch_end` where `global_step` has moved: Lightning calls it for every micro-batch. Coming
 back, the generation is turned into a checkpoint as Lightning writes them, so that it restores its loops and callbacks
 by itself; that file is deleted when training begins. Random numbers, which Lightning doesn't keep, are set here.
+An epoch's last step is a boundary when the next epoch begins, and training's last step when it ends: only there do
+Lightning's counters say that the epoch is over.
 
 For strategies where each rank holds the whole model (one device, DDP). Others are refused: they gather by collectives.
 """
@@ -96,21 +98,24 @@ class PowerguardCallback(Callback):  # type: ignore[misc]  # lightning is typed 
         self.guard = attach(told, self.directory, **self.options)
         self.guard.goes_on(trainer.global_step)
         self._step = trainer.global_step
-        if self._resuming is not None:
-            shutil.rmtree(self._resuming.parent, ignore_errors=True)
-            self._resuming = None
-        if self._found is not None:
+        self._clear()
+        if self._found is not None and not _at_an_epochs_start(trainer):
             rng.restore(self._found.random)
             self._found = None
 
+    def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
+        """The next epoch begins, with the shuffle still to be drawn: the boundary of the last one's last step."""
+        if self._found is not None:
+            # Lightning would go on with the iterator that it made before the random numbers were restored.
+            trainer.fit_loop.restarting = trainer.fit_loop._resuming_from_checkpoint = False
+            rng.restore(self._found.random)
+            self._found = None
+        self._boundary(trainer)
+
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """A micro-batch is done; perhaps an optimizer step too."""
-        if not trainer.is_last_batch:  # an epoch's last step is a boundary once its epoch is over
+        if not trainer.is_last_batch:  # from within an epoch's last batch, Lightning would come back an epoch too far
             self._boundary(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, *args: Any) -> None:
-        """The epoch is over. From within its last batch, Lightning would come back an epoch too far."""
-        self._boundary(trainer)
 
     def _boundary(self, trainer: Trainer) -> None:
         if trainer.global_step == self._step or self.guard is None:
@@ -137,9 +142,19 @@ class PowerguardCallback(Callback):  # type: ignore[misc]  # lightning is typed 
             self.guard.close(f"failed: {type(exception).__name__}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Training is over."""
+        """Training is over; the last epoch's last step is a boundary like any other."""
+        self._boundary(trainer)
         if self.guard is not None:
             self.guard.close("finished")
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        """Also of a run that had been complete, and had nothing to train."""
+        self._clear()
+
+    def _clear(self) -> None:
+        if self._resuming is not None:
+            shutil.rmtree(self._resuming.parent, ignore_errors=True)
+            self._resuming = None
 
 
 class _Rest:
@@ -164,6 +179,11 @@ def checkpoint(found: Found) -> dict[str, Any]:
         "state_dict": found.values["model"],
         "optimizer_states": [optimizers[key] for key in sorted(optimizers, key=int)],
     }
+
+
+def _at_an_epochs_start(trainer: Trainer) -> bool:
+    """Whether what was loaded had been saved just before an epoch's first batch."""
+    return bool(trainer.fit_loop.restarted_on_epoch_start)
 
 
 def _refuse(trainer: Trainer) -> None:

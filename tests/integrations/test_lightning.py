@@ -21,7 +21,7 @@ DATA = torch.randn(24, 4, generator=torch.Generator().manual_seed(5))
 
 
 class Module(lightning.LightningModule):
-    """Its result depends on the order of the data and on dropout; two micro-batches are one step."""
+    """Its result depends on the order of the data, on dropout and on its hooks; two micro-batches are one step."""
 
     def __init__(self, outage):
         super().__init__()
@@ -36,8 +36,15 @@ class Module(lightning.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        each_step = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
+        each_epoch = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+        return [optimizer], [{"scheduler": each_step, "interval": "step"}, {"scheduler": each_epoch}]
+
+    def on_train_epoch_start(self):
+        torch.rand(1)
+
+    def on_train_epoch_end(self):
+        torch.rand(1)
 
     def on_train_batch_end(self, outputs, batch, index):
         """Called after the callbacks: notes what the step made of the weights."""
@@ -79,7 +86,7 @@ def fit(tmp_path, outage, name, *, loader=None, validate=False, **options):
     return module, trigger, None
 
 
-@pytest.mark.parametrize(("at", "validate"), [(5, False), (5, True)])
+@pytest.mark.parametrize(("at", "validate"), [(5, False), (5, True), (4, False), (4, True), (8, True)])
 def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at, validate):
     """Stopped in mid-epoch, or at its end: what comes after equals the run that nobody stopped.
 
@@ -96,7 +103,8 @@ def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at, validate):
     assert halted.code == 75
     assert end is None
     assert not trigger.ended, "what follows a training ran after the halt"
-    assert before.validated == trigger.validated, "the stop validated first"
+    if halted.step % 4:  # at an epoch's end, its validation is part of it
+        assert before.validated == trigger.validated, "the stop validated first"
     assert [g.step for g in scan(tmp_path / "cut")] == [halted.step]
     assert max(after.seen) == 12
     later = {step: weight for step, weight in whole.seen.items() if step > halted.step}
@@ -106,16 +114,17 @@ def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at, validate):
     assert list((tmp_path / "cut" / RESUMING).iterdir()) == []
 
 
-def test_a_stop_at_an_epochs_last_step_loses_no_epoch(tmp_path, outage):
-    """The run goes on with the next epoch, and trains as many steps as ever; its shuffle is another one."""
-    outage.at = 4
-    _, _, halted = fit(tmp_path, outage, "cut", validate=True)
+def test_a_stop_at_the_very_last_step_is_a_run_that_is_complete(tmp_path, outage):
+    """It halts there as anywhere; the next life has nothing to train, and holds the trained weights."""
+    outage.at = 12
+    before, _, halted = fit(tmp_path, outage, "cut", validate=True)
     outage.over()
     after, _, end = fit(tmp_path, outage, "cut", validate=True)
 
     assert halted is not None
-    assert (halted.step, end) == (4, None)
-    assert sorted(after.seen.keys() - {4}) == list(range(5, 13))  # 4: seen again at the first micro-batch after it
+    assert (halted.step, end, after.seen) == (12, None, {})
+    assert torch.equal(before.seen[12], after.net[0].weight)
+    assert list((tmp_path / "cut" / RESUMING).iterdir()) == []
 
 
 def test_its_own_signal_code_is_refused(tmp_path, outage, monkeypatch):
