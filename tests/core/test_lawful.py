@@ -15,7 +15,7 @@ from powerguard.core.lawful import NEXT, check
 from powerguard.core.messages import Decide, Exit, Plan, Prepare, Purpose, Quiesce, Resume
 from powerguard.core.phase import PhaseView
 from powerguard.core.policy import FeedPolicy, Policy
-from powerguard.core.poll import FAST_S, poll_wait
+from powerguard.core.poll import FAST_S, look_s, poll_wait
 from powerguard.core.state import Decision, State, initial
 from powerguard.core.types import Actions, Announce, Halt, Phase, Send
 from powerguard.errors import InvariantError
@@ -184,7 +184,7 @@ def lawful(policy: Policy) -> Callable[[bytes], None]:
 
     def claim(data: bytes) -> None:
         for _, decision, now in babble(policy, initial("4c6f1a2b", 100.0), data):
-            assert FAST_S <= poll_wait(policy, decision.state, now) <= policy.poll_online_s
+            assert FAST_S <= poll_wait(policy, decision.state, now) <= look_s(policy) + FAST_S
             assert decision.reason
 
     return claim
