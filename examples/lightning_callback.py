@@ -1,11 +1,13 @@
 """Lightning, guarded by a callback.
 
 python examples/lightning_callback.py --dir /tmp/run        # again after a power failure: it goes on where it was
+torchrun --nproc-per-node 2 examples/lightning_callback.py --dir /tmp/run2
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 
@@ -46,12 +48,13 @@ def main() -> None:
     module = Regression(arguments.pace)
     guard = PowerguardCallback(arguments.dir)
     trainer = lightning.Trainer(
-        accelerator="auto", devices=1, max_epochs=arguments.epochs, callbacks=[guard], logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, default_root_dir=arguments.dir,
+        accelerator="auto", devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")), max_epochs=arguments.epochs,
+        callbacks=[guard], logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        default_root_dir=arguments.dir,
     )  # fmt: skip
     loader = StatefulDataLoader(list(data), batch_size=4, shuffle=True)
     trainer.fit(module, loader, ckpt_path=guard.resume(), weights_only=False)
-    if arguments.save is not None:
+    if arguments.save is not None and trainer.is_global_zero:
         torch.save(module.state_dict(), arguments.save)
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from powerguard.errors import StateError, UsageError
 from powerguard.integrations.boxes import Found, newest
 from powerguard.integrations.halted import Halted
+from powerguard.integrations.lightning_order import Order
 from powerguard.train import rng
 from powerguard.train.guard import Guard, attach
 from powerguard.train.identity import find_identity
@@ -48,6 +49,9 @@ RESUMING = ".resume-lightning"
 _OURS = ("state_dict", "optimizer_states")
 """Of Lightning's checkpoint: what stands in a generation as a model and optimizers."""
 
+_ORDER = "powerguard.order"
+"""What stands beside Lightning's: see `Order`."""
+
 
 class PowerguardCallback(Callback):  # type: ignore[misc]  # lightning is typed where it is installed
     """Guards a run with checkpoints in *directory*; *options* are those of `powerguard.attach`."""
@@ -60,6 +64,7 @@ class PowerguardCallback(Callback):  # type: ignore[misc]  # lightning is typed 
         self._resuming: Path | None = None
         self._step = -1
         self._random: dict[str, Any] | None = None
+        self._order: Order | None = None
 
     def resume(self) -> str | None:
         """What to give to `fit(ckpt_path=...)`; None where there is nothing to go on from.
@@ -90,22 +95,32 @@ class PowerguardCallback(Callback):  # type: ignore[misc]  # lightning is typed 
             if not callable(getattr(loader, "state_dict", None)):
                 text = "Lightning begins its epoch anew after a restart; use torchdata's StatefulDataLoader"
                 Log().warning(f"{name} can't tell its position: {text}", position="not exact")
+        self._order = Order(trainer)
+        if name := self._order.unknown():
+            text = "a restart draws the order anew, which is exact only if it is the same again: give it a generator"
+            Log().warning(f"{name}: {text}", position="not exact")
         told = {
             "model": pl_module,
             "optimizers": {str(i): optimizer for i, optimizer in enumerate(trainer.optimizers)},
-            "lightning": _Rest(trainer),
+            "lightning": _Rest(trainer, self._order),
         }
         self.guard = attach(told, self.directory, **self.options)
         self.guard.goes_on(trainer.global_step)
         self._step = trainer.global_step
         self._clear()
         if self._found is not None and not _at_an_epochs_start(trainer):
+            rest = self._found.values["lightning"]
+            positions = rest["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+            self._order.go_on(rest.get(_ORDER, []), positions)
             rng.restore(self._found.random)
             self._found = None
 
     def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
         """The next epoch begins, with the shuffle still to be drawn: the boundary of the last one's last step."""
+        assert self._order is not None
+        self._order.begin()
         if self._found is not None:
+            self._order.rewind(self._found.values["lightning"].get(_ORDER, []))
             # Lightning would go on with the iterator that it made before the random numbers were restored.
             trainer.fit_loop.restarting = trainer.fit_loop._resuming_from_checkpoint = False
             rng.restore(self._found.random)
@@ -160,12 +175,13 @@ class PowerguardCallback(Callback):  # type: ignore[misc]  # lightning is typed 
 class _Rest:
     """What is in Lightning's checkpoint beside the model and the optimizers."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Trainer, order: Order) -> None:
+        self._trainer, self._order = trainer, order
 
     def state_dict(self) -> dict[str, Any]:
         dumped = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        return {key: value for key, value in dumped.items() if key not in _OURS}
+        rest = {key: value for key, value in dumped.items() if key not in _OURS}
+        return {**rest, _ORDER: list(self._order.drawn_from)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         raise StateError("a Lightning run isn't resumed in place", todo="fit(ckpt_path=guard.resume())")
@@ -175,7 +191,7 @@ def checkpoint(found: Found) -> dict[str, Any]:
     """*found* as Lightning writes a checkpoint."""
     optimizers = found.values["optimizers"]
     return {
-        **found.values["lightning"],
+        **{key: value for key, value in found.values["lightning"].items() if key != _ORDER},
         "state_dict": found.values["model"],
         "optimizer_states": [optimizers[key] for key in sorted(optimizers, key=int)],
     }

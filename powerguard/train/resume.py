@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from powerguard.errors import CheckpointError
+from powerguard.generations import resumes
 from powerguard.generations.scan import Skipped, latest
 from powerguard.train.flush import Flusher, LoadReport
 
@@ -16,7 +17,8 @@ def load_newest(flusher: Flusher, state: Mapping[str, object], checkpointer: Cal
     """Loads the newest generation that can be trusted, None where there is none.
 
     With torch.distributed, or alone, *checkpointer* does it: ranks load a candidate and tell each other. Without, each
-    rank verifies every rank's part of it, and so they come to the same one.
+    rank verifies every rank's part of it, and so they come to the same one; how often one is resumed from is counted,
+    but none is passed over for that, as ranks would see different counts.
     """
     import torch.distributed as dist
 
@@ -35,6 +37,10 @@ def load_newest(flusher: Flusher, state: Mapping[str, object], checkpointer: Cal
                 todo="move the directory away to start from scratch",
             )
         try:
-            return replace(flusher.load(found.generation, state), skipped=skipped)
+            report = flusher.load(found.generation, state)
         except CheckpointError as error:  # damaged between the look and the load
             damaged[found.generation.name] = error.message
+            continue
+        if flusher.rank == 0:
+            resumes.count(flusher.directory, found.generation.name)
+        return replace(report, skipped=skipped)

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from powerguard.errors import StateError  # noqa: E402
-from powerguard.generations import generation_name  # noqa: E402
+from powerguard.generations import generation_name, resumes  # noqa: E402
 from powerguard.generations.seal import seal_if_whole  # noqa: E402
 from powerguard.integrations.boxes import newest  # noqa: E402
 from powerguard.train.flush import Flusher  # noqa: E402
@@ -45,6 +45,7 @@ def test_each_rank_reads_its_own_before_anything_is_initialised(tmp_path, monkey
     assert found.step == 9
     assert found.values["model"]["weight"].tolist() == [[float(rank)] * 2]
     assert found.values["optimizers"]["0"]["param_groups"][0]["lr"] == rank + 1.0
+    assert resumes.read(tmp_path) == ({generation_name(9, "t-1"): 1} if rank == 0 else {}), "one of them counts"
 
 
 def test_another_number_of_ranks_doesnt_silently_begin_anew(tmp_path):

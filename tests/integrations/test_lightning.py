@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 lightning = pytest.importorskip("lightning.pytorch", reason="lightning isn't installed (make setup)")
 stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata isn't installed (make setup)")
 
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper  # noqa: E402
 from lightning.pytorch.plugins.environments import SLURMEnvironment  # noqa: E402
 
 from powerguard.errors import UsageError  # noqa: E402
@@ -67,6 +68,7 @@ class Trigger(lightning.Callback):
 def fit(tmp_path, outage, name, *, loader=None, validate=False, **options):
     """One life of a run in the folder *name*."""
     lightning.seed_everything(3, verbose=False)
+    loader = loader() if callable(loader) else loader
     module, trigger = Module(outage), Trigger()
     guard = PowerguardCallback(tmp_path / name, **outage.options)
     trainer = lightning.Trainer(
@@ -86,18 +88,36 @@ def fit(tmp_path, outage, name, *, loader=None, validate=False, **options):
     return module, trigger, None
 
 
-@pytest.mark.parametrize(("at", "validate"), [(5, False), (5, True), (4, False), (4, True), (8, True)])
-def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at, validate):
+def by_epoch():
+    """A loader whose order goes by epoch, as Lightning makes them for several ranks."""
+    sampler = torch.utils.data.DistributedSampler(DATA, num_replicas=1, rank=0, seed=7)
+    return stateful.StatefulDataLoader(DATA, batch_size=3, sampler=sampler)
+
+
+def wrapped():
+    """What Lightning makes of a shuffling loader for several ranks: its own sampler around torchdata's."""
+    inside = stateful.sampler.RandomSampler(DATA)
+    return stateful.StatefulDataLoader(DATA, batch_size=3, sampler=DistributedSamplerWrapper(inside, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("at", "validate", "loader"),
+    [
+        (5, False, None), (5, True, None), (4, False, None), (4, True, None), (8, True, None),
+        (5, False, by_epoch), (8, True, by_epoch), (2, False, wrapped), (5, False, wrapped), (8, True, wrapped),
+    ],
+)  # fmt: skip
+def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at, validate, loader):
     """Stopped in mid-epoch, or at its end: what comes after equals the run that nobody stopped.
 
     That covers the traps of its loop: the hook that fires for micro-batches, a stop that validates first and is ignored
     before min_epochs, random numbers that it doesn't keep.
     """
-    whole, _, _ = fit(tmp_path, outage, "whole", validate=validate)
+    whole, _, _ = fit(tmp_path, outage, "whole", validate=validate, loader=loader)
     outage.at = at
-    before, trigger, halted = fit(tmp_path, outage, "cut", validate=validate)
+    before, trigger, halted = fit(tmp_path, outage, "cut", validate=validate, loader=loader)
     outage.over()
-    after, _, end = fit(tmp_path, outage, "cut", validate=validate)
+    after, _, end = fit(tmp_path, outage, "cut", validate=validate, loader=loader)
 
     assert halted is not None
     assert halted.code == 75
@@ -134,6 +154,16 @@ def test_its_own_signal_code_is_refused(tmp_path, outage, monkeypatch):
         monkeypatch.setenv(key, value)
     with pytest.raises(UsageError, match="auto_requeue=False"):
         fit(tmp_path, outage, "slurm", plugins=plugins)
+
+
+def test_a_wrapped_sampler_without_a_generator_is_told_of(tmp_path, outage, capfd):
+    """What it draws from isn't known; nothing is said of one with a generator."""
+    fit(tmp_path, outage, "known", loader=wrapped)
+    assert "draws the order anew" not in capfd.readouterr().err
+    inside = torch.utils.data.RandomSampler(DATA)
+    loader = stateful.StatefulDataLoader(DATA, batch_size=3, sampler=DistributedSamplerWrapper(inside, 1, 0))
+    fit(tmp_path, outage, "unknown", loader=loader)
+    assert "RandomSampler: a restart draws the order anew" in capfd.readouterr().err
 
 
 def test_a_plain_loader_is_told_of(tmp_path, outage, capfd):
