@@ -18,6 +18,8 @@ RUNTIME_HARD_FROM_S = 4.0
 VOLT_SAVE, VOLT_SAVE_EARLY, VOLT_EARLY_S, VOLT_HARD_FROM_S = 1.80, 1.86, 60.0, 6.0
 FRAIL_FROM_S = 2.0  # two looks: nobody stops for one reading
 FRAIL_SPARE = 1.5  # a quantile by age is wrong by so much where it matters
+RECENT_S = 3600.0  # so soon after another outage a battery isn't full, whatever it shows: VRLA takes hours
+UNSEEN_SPARE = 1.5  # and where nothing is seen of it, for up to a minute: of 3,030 long saves it loses two fewer
 OLD_Y = 4.0  # VRLA lives 3-5 years (Eaton 5PX and APC SRT manuals)
 VOLT_HALT = 1.93  # at idle load this is past the plateau
 LB_DOUBT_LEFT, LB_DOUBT_S = 2.0, 60.0
@@ -65,7 +67,10 @@ def bound(policy: Policy, feed: FeedPolicy, state: Runway, now: float, *, save_s
     t = now - draw.since
     blind = blind_s(state, now)
     evidence = _evidence(draw, now, scale)
-    save_now = _save_now(policy, feed, draw, reading, t_s=t * scale, blind=blind, save_s=save_s, scale=scale)
+    recent = draw.recent or (state.ended_at >= 0.0 and draw.since - state.ended_at < RECENT_S / scale)
+    save_now = _save_now(
+        policy, feed, draw, reading, t_s=t * scale, blind=blind, save_s=save_s, scale=scale, recent=recent
+    )
     given = draw.deadline >= 0.0 and (t >= FROM_S or draw.carry_s >= 0.0)
     if not given:
         settling = max(0.0, (FROM_S - t) * scale)
@@ -145,6 +150,7 @@ def _save_now(
     blind: float,
     save_s: float,
     scale: float,
+    recent: bool,
 ) -> str:
     """Why a save must start now whatever the bound, or ""."""
     runtime, cell = reading.runtime_s, draw.volts.value
@@ -156,11 +162,11 @@ def _save_now(
         return f"the UPS itself gives {runtime:.0f} s, and {save_s:.0f} s are needed"
     if not draw.arrived and draw.prior_at >= 0.0 and t_s >= RUNTIME_HARD_FROM_S * scale:
         left = max(0.0, (draw.prior_at - draw.since) * scale - t_s)
-        if left <= save_s:  # the UPS still shows the mains' values: a dead battery wouldn't show before it is flat
+        if left <= UNSEEN_SPARE * save_s:  # the UPS still shows the mains' values: a dead battery wouldn't show before it is flat
             return f"no word of the battery yet, a prior of {left:.0f} s, and {save_s:.0f} s are needed"
     if FRAIL_FROM_S * scale <= t_s < FROM_S * scale and draw.prior_at >= 0.0:
         left = max(0.0, (draw.prior_at - draw.since) * scale - t_s)
-        why, spare = _frail(feed, reading)
+        why, spare = _frail(feed, reading, recent=recent)
         if why and left <= spare * save_s:  # the dead ones are dark before a witness could speak
             return f"{why}: a prior of {left:.0f} s, and {save_s:.0f} s are needed"
     if cell > 0.0 and t_s >= VOLT_HARD_FROM_S * scale:
@@ -174,10 +180,12 @@ def _save_now(
     return ""
 
 
-def _frail(feed: FeedPolicy, reading: Reading) -> tuple[str, float]:
+def _frail(feed: FeedPolicy, reading: Reading, *, recent: bool) -> tuple[str, float]:
     """(why the prior of this battery counts from the first polls on, or "", how many needs it must hold)."""
     if reading.replace_battery:
         return "the UPS asks for a new battery", FRAIL_SPARE
+    if recent:
+        return "an outage was just before", FRAIL_SPARE
     if feed.learned_phi is not None:
         return "the battery's capacity is known", 1.0
     if feed.age_y is not None and feed.age_y > OLD_Y:
