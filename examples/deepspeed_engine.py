@@ -1,6 +1,7 @@
-"""A DeepSpeed engine (ZeRO-2), guarded.
+"""A DeepSpeed engine, guarded.
 
 torchrun --nproc-per-node 2 examples/deepspeed_engine.py --dir /tmp/run
+torchrun --nproc-per-node 2 examples/deepspeed_engine.py --dir /tmp/run2 --stage 1 --bf16
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ def main() -> None:
     options.add_argument("--save", type=Path, help="file for the trained parameters")
     options.add_argument("--steps", type=int, default=60)
     options.add_argument("--pace", type=float, default=0.0, help="seconds a step, to watch it")
+    options.add_argument("--stage", type=int, choices=(1, 2), default=2, help="of ZeRO")
+    options.add_argument("--bf16", action="store_true", help="compute in bfloat16, with fp32 weights in the optimizer")
     arguments = options.parse_args()
 
     torch.manual_seed(1)
@@ -29,7 +32,8 @@ def main() -> None:
     config = {
         "train_micro_batch_size_per_gpu": 4,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
-        "zero_optimization": {"stage": 2},
+        "zero_optimization": {"stage": arguments.stage},
+        "bf16": {"enabled": arguments.bf16},
     }
     engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=config)
     guard = guarded(engine, arguments.dir)
@@ -37,7 +41,8 @@ def main() -> None:
     while engine.global_steps < arguments.steps:
         source = torch.Generator().manual_seed(1000 * engine.global_rank + engine.global_steps)
         x = torch.randn(4, 8, generator=source).to(engine.device)
-        engine.backward((engine(x) - x.sum(1, keepdim=True)).square().mean())
+        predicted = engine(x.bfloat16() if arguments.bf16 else x).float()
+        engine.backward((predicted - x.sum(1, keepdim=True)).square().mean())
         engine.step()
         time.sleep(arguments.pace)
         guard.boundary()

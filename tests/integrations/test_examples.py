@@ -22,24 +22,24 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.e2e, pytest.mark.
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ALL = os.environ.get("POWERGUARD_TEST_EXAMPLES") == "all"
 NEEDS = {
-    "fsdp2": ("torch", [2]),
-    "untouched_loop": ("torchdata", [1]),
-    "huggingface_trainer": ("transformers", [1, 2]),
-    "lightning_callback": ("lightning", [1, 2]),
-    "accelerate_loop": ("accelerate", [1, 2]),
-    "deepspeed_engine": ("deepspeed", [2]),
+    "fsdp2": ("torch", ["2"]),
+    "untouched_loop": ("torchdata", ["1"]),
+    "huggingface_trainer": ("transformers", ["1", "2"]),
+    "lightning_callback": ("lightning", ["1", "2"]),
+    "accelerate_loop": ("accelerate", ["1", "2"]),
+    "deepspeed_engine": ("deepspeed", ["2", "2 --stage 1 --bf16"]),
 }
-"""Which package an example needs, and with how many ranks it is tried."""
-RUNS = [(name, ranks) for name, (_, several) in sorted(NEEDS.items()) for ranks in several]
+"""Which package an example needs, and with how many ranks, and which options, it is tried."""
+RUNS = [(name, run) for name, (_, runs) in sorted(NEEDS.items()) for run in runs]
 
 
-@pytest.mark.parametrize(("name", "ranks"), RUNS)
-def test_an_example_survives_a_blackout(name, ranks, blackout, request):
+@pytest.mark.parametrize(("name", "run"), RUNS)
+def test_an_example_survives_a_blackout(name, run, blackout, request):
     """Resumed bit by bit: the trained parameters equal those of a run that nobody interrupted.
 
     Several ranks stopped after the same step: their generation is whole, with a shard of each.
     """
-    package, _ = NEEDS[name]
+    package, (ranks, options) = NEEDS[name][0], (int(run.split()[0]), run.split()[1:])
     asked = {word for word in re.findall(r"\w+", request.config.option.keyword or "") if len(word) > 3}
     if not (ALL or any(word in name for word in asked)):
         pytest.skip("takes half a minute; POWERGUARD_TEST_EXAMPLES=all runs it, or -k with its name")
@@ -47,7 +47,7 @@ def test_an_example_survives_a_blackout(name, ranks, blackout, request):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     script = [str(EXAMPLES / f"{name}.py"), "--dir", "{checkpoints}", "--save", "{out}/model.pt", "--pace", "0.1"]
 
-    survival = blackout.run([sys.executable, *torchrun, *script], within_s=240.0)
+    survival = blackout.run([sys.executable, *torchrun, *script, *options], within_s=240.0)
 
     survival.assert_resumed_exactly()
     stopped = [one for one in scan(blackout.folder / "checkpoints") if one.step == survival.stop_step]

@@ -112,8 +112,9 @@ def test_a_trainers_run_is_exported_from_the_command_line(tmp_path, capsys):
     assert same(watch.weights, loaded("GPT2", tmp_path / "out"))
 
 
-def test_a_sharded_model_is_put_together(tmp_path):
-    """FSDP2's parts of a tied weight, each of them once."""
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_wrapped_model_is_put_together(tmp_path, sharded):
+    """FSDP2's parts of a tied weight, each of them once; DDP's names without what DDP puts before them."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -121,7 +122,10 @@ def test_a_sharded_model_is_put_together(tmp_path):
     before = {key: value.clone() for key, value in model.state_dict().items()}
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        if sharded:
+            fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        else:
+            model = torch.nn.parallel.DistributedDataParallel(model)
         generation = save(tmp_path / "run", {"model": model, "config": ModelConfig(model)})
     finally:
         torch.distributed.destroy_process_group()

@@ -90,15 +90,16 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_a_run_is_resumed_bit_by_bit(tmp_path, outage):
-    """Stopped in mid-epoch while it evaluates at every step: what comes after equals the run that nobody stopped.
+@pytest.mark.parametrize("at", [4, 5])
+def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at):
+    """Stopped at an epoch's last step or in mid-epoch: what comes after equals the run that nobody stopped.
 
-    That covers the traps of its loop: a boundary inside an accumulation, a scheduler one step behind, data that begins
-    anew, an evaluation that draws random numbers, callbacks that run after the stop.
+    It evaluates at every step. That covers the traps of its loop: a boundary inside an accumulation, a scheduler one
+    step behind, data that begins anew, an evaluation that draws random numbers, callbacks that run after the stop.
     """
     options = {"eval_strategy": "steps", "eval_steps": 1}
     whole, _ = train(tmp_path, outage, "whole", **options)
-    outage.at = 5
+    outage.at = at
     before, halted = train(tmp_path, outage, "cut", **options)
     outage.over()
     after, end = train(tmp_path, outage, "cut", **options)
