@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from powerguard.core import answers
 from powerguard.core.between import NODE_GONE_S, NODE_LOST_S
-from powerguard.core.demand import deliver, next_at
+from powerguard.core.demand import HELD_S, deliver, next_at
 from powerguard.core.farewell import Outcome, called, leave, quiesce, recall, resume
 from powerguard.core.job import Job, Member, Order, Part, Saved, Stage, fresh_s, here, living, unparked
 from powerguard.core.messages import Hello, Plan, Purpose
@@ -238,13 +238,16 @@ def _prepared(policy: Policy, job: Job, order: Order, now: float) -> tuple[Job, 
             parts[rank] = replace(part, trouble=f"rank {rank} of {job.world_size} never registered")
         else:
             parts[rank] = replace(part, edge=member.step + PAGE_SLACK, by_page=True)
-    order = replace(order, parts=parts)
+    asked, order = order, replace(order, parts=parts)
     edges = [part.edge for rank, part in parts.items() if part.edge >= 0 and rank in job.members]
     if (not edges and not any(_deputy(job, rank) for rank in parts)) or (
         _troubles(order) and order.purpose is Purpose.SNAPSHOT and not orphaned(job)
     ):
         return job, _to(replace(order, why=_troubles(order) or "no rank is left"), Stage.LOST, now)
-    return job, _planned(job, order, max(edges, default=-1), now)
+    step = max(edges, default=-1)
+    if now - order.ordered_at < policy.prepare_max_s + HELD_S and _doubtful(job, order, step) and _out_of_step(job):
+        return job, asked
+    return job, _planned(job, order, step, now)
 
 
 def _planned(job: Job, order: Order, step: int, now: float) -> Order:
@@ -253,9 +256,7 @@ def _planned(job: Job, order: Order, step: int, now: float) -> Order:
     A rank that doesn't answer may hang, and hang its peers with it: what all have staged is certain, then.
     """
     why, short = _troubles(order), _too_short(job, order, step)
-    silent = any(part.by_page for part in order.parts.values())
-    wanted = order.purpose is Purpose.STOP and (why or short or silent)
-    staged = _staged(job, order) if wanted or orphaned(job) else -1
+    staged = _staged(job, order) if _doubtful(job, order, step) or orphaned(job) else -1
     if staged >= 0:
         parts = {rank: replace(part, trouble="") for rank, part in order.parts.items()}
         return _decided(replace(order, parts=parts, plan=Plan.STAGED), staged, now)
@@ -264,6 +265,12 @@ def _planned(job: Job, order: Order, step: int, now: float) -> Order:
     if kept or (why and not _absent_only(job, order)):
         return _to(replace(order, plan=Plan.DURABLE, why=why or f"{short}: {kept}"), Stage.LOST, now)
     return order
+
+
+def _doubtful(job: Job, order: Order, step: int) -> bool:
+    """A stop that may not end in a fresh save: a rank is dead or doesn't answer, or there isn't the time."""
+    silent = any(part.by_page for part in order.parts.values())
+    return order.purpose is Purpose.STOP and bool(silent or _troubles(order) or _too_short(job, order, step))
 
 
 def _decided(order: Order, step: int, now: float) -> Order:
@@ -282,10 +289,21 @@ def _staged(job: Job, order: Order) -> int:
     return -1 if late else _held(job)
 
 
+def _copies(job: Job) -> list[set[int]]:
+    """The steps that each rank holds staged, as its deputy told."""
+    members = [job.members.get(rank) for rank in range(job.world_size)]
+    return [set(member.staged) if member is not None and member.deputy_at is not None else set() for member in members]
+
+
+def _out_of_step(job: Job) -> bool:
+    """All ranks hold copies, and by what was told none of the same step: somebody's word is on its way."""
+    held = _copies(job)
+    return bool(held) and all(held) and not set.intersection(*held)
+
+
 def _held(job: Job) -> int:
     """The newest step that all ranks hold staged, if it is newer than what is saved; else -1."""
-    members = [job.members.get(rank) for rank in range(job.world_size)]
-    held = [set(member.staged) if member is not None and member.deputy_at is not None else set() for member in members]
+    held = _copies(job)
     step = max(set.intersection(*held), default=-1) if held else -1
     return -1 if job.saved is not None and job.saved.step >= step else step
 

@@ -161,8 +161,9 @@ def _save_now(
     if runtime is not None and runtime <= save_s and t_s >= RUNTIME_HARD_FROM_S * scale:
         return f"the UPS itself gives {runtime:.0f} s, and {save_s:.0f} s are needed"
     if not draw.arrived and draw.prior_at >= 0.0 and t_s >= RUNTIME_HARD_FROM_S * scale:
+        # the UPS still shows the mains' values: a dead battery wouldn't show before it is flat
         left = max(0.0, (draw.prior_at - draw.since) * scale - t_s)
-        if left <= UNSEEN_SPARE * save_s:  # the UPS still shows the mains' values: a dead battery wouldn't show before it is flat
+        if left <= UNSEEN_SPARE * save_s:
             return f"no word of the battery yet, a prior of {left:.0f} s, and {save_s:.0f} s are needed"
     if FRAIL_FROM_S * scale <= t_s < FROM_S * scale and draw.prior_at >= 0.0:
         left = max(0.0, (draw.prior_at - draw.since) * scale - t_s)

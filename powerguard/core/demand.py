@@ -19,6 +19,10 @@ RESEND_TRIES = 30
 """After so many tries (about a minute) it is said only every RESEND_SLOW_S: a stopped process may wake up."""
 RESEND_SLOW_S = 30.0
 
+HELD_S = 1.5
+"""Deputies tell of a new copy within half a second, on a busy node within so long: what they hold in common is waited
+for until so long after `prepare_max_s`."""
+
 
 def backed_off(due: Due, now: float) -> Due:
     """When to say it once more, after saying it now."""
@@ -153,7 +157,7 @@ def next_at(policy: Policy, job: Job, now: float) -> float | None:
         if order is None or order.over:
             continue
         if order.stage is Stage.PREPARE:
-            at.append(order.ordered_at + policy.prepare_max_s)
+            at += [order.ordered_at + policy.prepare_max_s, order.ordered_at + policy.prepare_max_s + HELD_S]
         elif order.stage is Stage.SEALING:
             at.append(order.sealer_at + policy.seal_max_s)
         at += [part.due.at for part in order.parts.values() if part.asked]

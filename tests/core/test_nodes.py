@@ -519,6 +519,28 @@ def test_the_plan_follows_from_the_budget_and_who_answers(case, plan, step):
     assert (plan, step) == (order.plan, order.step)
 
 
+def test_copies_that_are_not_told_of_in_step_are_waited_for_a_moment():
+    """Deputies tell of a copy within half a second: what they said at different times may have no step in common."""
+    told = {0: (15, 20), 1: (5, 10)}
+    members = {
+        rank: replace(member(rank, staged=steps, deputy_at=NOW, gone="died" if rank else ""), world_size=2)
+        for rank, steps in told.items()
+    }
+    job = Job(JOB, 2, members=members)
+    job, _ = agree.order(POLICY, job, seq=4, event="ev", purpose=Purpose.STOP, budget_s=None, reason="r", now=NOW)
+    parts = {0: replace(job.order.parts[0], edge=21), 1: job.order.parts[1]}
+    job = replace(job, order=replace(job.order, parts=parts))
+    waiting, _ = agree.tick(POLICY, job, NOW + 0.2, budget_s=None)
+    assert Stage.PREPARE is waiting.order.stage
+    assert agree.next_at(POLICY, waiting, NOW + 0.2) <= NOW + POLICY.prepare_max_s + agree.HELD_S
+
+    later = replace(waiting, members={**members, 1: replace(members[1], staged=(10, 15))})
+    told_at_last, _ = agree.tick(POLICY, later, NOW + 0.7, budget_s=None)
+    assert (Plan.STAGED, 15) == (told_at_last.order.plan, told_at_last.order.step)
+    in_vain, _ = agree.tick(POLICY, waiting, NOW + POLICY.prepare_max_s + agree.HELD_S, budget_s=None)
+    assert (Stage.LOST, Plan.DURABLE) == (in_vain.order.stage, in_vain.order.plan)
+
+
 def test_a_dead_ranks_deputy_is_asked_and_its_shard_counts():
     """Plan B: DECIDE goes to dead ranks too, and what the deputy says is durable makes the generation whole."""
     members = {rank: member(rank, staged=(6,), deputy_at=NOW, gone="died" if rank == 1 else "") for rank in range(2)}
