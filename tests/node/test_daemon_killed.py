@@ -139,7 +139,13 @@ def rig(tmp_path) -> Iterator[Rig]:
 PHASES = [Phase.ONLINE, Phase.ON_BATTERY, Phase.FLUSHING, Phase.PARKED, Phase.HALTING]
 
 
-@pytest.mark.parametrize("at", [*([phase] for phase in PHASES), PHASES], ids=lambda at: "+".join(p.value for p in at))
+def once_each() -> list:
+    """A kill in one phase alone: a quarter of a minute each, behind POWERGUARD_TEST_PHASES=all."""
+    skip = pytest.mark.skipif(os.environ.get("POWERGUARD_TEST_PHASES") != "all", reason="POWERGUARD_TEST_KILLS=all")
+    return [pytest.param([phase], marks=skip) for phase in PHASES]
+
+
+@pytest.mark.parametrize("at", [PHASES, *once_each()], ids=lambda at: "+".join(p.value for p in at))
 def test_killed_in_a_phase_it_goes_on_with_the_same_event(rig, at):
     """One event, one stop at one step, everything durable and sealed, ranks leave with 75, one order to power off."""
     rig.start()
