@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -35,18 +36,19 @@ from pathlib import Path
 
 import msgspec
 import zmq
+from msgspec.structs import replace
 
 from powerguard import wire
 from powerguard.core import gossip
 from powerguard.core.between import GOSSIP_S, Course, FromPeer, OrderReport, RankPart, RankState, Report
 from powerguard.core.decide import decide
-from powerguard.core.job import Part, Stage, Want
+from powerguard.core.job import Job, Part, Stage, Want
 from powerguard.core.messages import Decide, Hello, Pace, Plan, Prepare, Promise, Purpose
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.state import initial
-from powerguard.core.types import Comm, Observation, Sample
+from powerguard.core.types import Comm, Observation, RankReport, Sample, Send
 from powerguard.node.bus import Bus
-from powerguard.node.dial import new_pair
+from powerguard.node.dial import bounded, new_pair
 from powerguard.node.inbox import Inbox
 from powerguard.node.keyring import Keyring, Own, Trusted
 from powerguard.node.peers import Peers
@@ -58,6 +60,8 @@ PACE = Pace(1.0, 0.1, 5.0, 0.5, 1 << 30)
 UPS = "u@h:1"
 POLICY = Policy(feeds=(FeedPolicy(UPS),), prepare_max_s=60.0, hold_max_s=120.0)
 WAIT_S = 600.0
+TURNS = 20
+"""Parts of a second in which the followers' regular words are spread."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromPeer).decode
@@ -90,18 +94,36 @@ def lead(own: Own, keys: dict[str, str], port: int, pipe: Connection) -> None:
                 break
             (name_of_job, world), known = word, False
             state, said = initial("boot", time.monotonic(), node=own.node), gossip.Said()
-            seen = online
+            seen = registering(online, name_of_job, world)
             pipe.send("anew")
         now = time.monotonic()
-        state = decide(POLICY, state, seen, now).state
+        decision = decide(POLICY, state, seen, now)
+        state = decision.state
+        for action in decision.actions:  # its own ranks promise at once
+            if isinstance(action, Send) and isinstance(action.message, Prepare):
+                inbox.put(RankReport(action.job, action.rank, now, Promise(action.message.seq, 41)))
         said, words = gossip.words(POLICY, state, said, now)
         for each in words:
             peers.send(each.node, each.message)
         job = state.jobs.get(name_of_job)
-        if not known and job is not None and len(job.members) == world:
+        if not known and job is not None and len(job.members) == world and settled(job):
             known = True
             pipe.send("complete")
     peers.close(0.0)
+
+
+def settled(job: Job) -> bool:
+    """Every node has the roster: the job has been running for a while."""
+    return all(node.roster_n == job.roster_n for node in job.nodes.values())
+
+
+def registering(seen: Observation, job: str, world: int) -> Observation:
+    """*seen*, and the leader's own ranks say HELLO: without one of its own it has no number that is its own."""
+    hellos = tuple(
+        RankReport(job, n, time.monotonic(), Hello(job, n, n, world, 100 + n, "/c", step=40, local_world_size=RANKS))
+        for n in range(RANKS)
+    )
+    return replace(seen, reports=hellos)
 
 
 # ---- the followers ---------------------------------------------------------------------------------
@@ -113,21 +135,23 @@ class Follower:
     def __init__(self, number: int, context: zmq.Context, own: Own, server: str, port: int) -> None:
         self.number, self.count = number, 0
         self.socket = context.socket(zmq.DEALER)
-        for option, value in ((zmq.LINGER, 0), (zmq.PROBE_ROUTER, 1), (zmq.IMMEDIATE, 1)):
-            self.socket.setsockopt(option, value)
+        bounded(self.socket, ipv6=False)
+        for option in (zmq.PROBE_ROUTER, zmq.IMMEDIATE):
+            self.socket.setsockopt(option, 1)
         self.socket.setsockopt(zmq.CURVE_SERVERKEY, server.encode())
         self.socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public.encode())
         self.socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret.reveal().encode())
         self.socket.connect(f"tcp://127.0.0.1:{port}")
         self.ranks = tuple(
-            RankState(RANKS * number + n, 100 + n, step=40 + number % 3, local_rank=n, pace=PACE) for n in range(RANKS)
+            RankState(RANKS * (number + 1) + n, 100 + n, step=40 + number % 3, local_rank=n, pace=PACE)
+            for n in range(RANKS)
         )
         self.begin("", 0)
 
     def begin(self, job: str, world: int) -> None:
         """A new round: a job of its own."""
         self.job, self.world, self.promised, self.decided_at = job, world, False, 0.0
-        self.want = Want()
+        self.want, self.roster_n = Want(), 0
         self.order: OrderReport | None = None
 
     def report(self) -> None:
@@ -135,14 +159,20 @@ class Follower:
         self.count += 1
         word = Report(
             node=name(self.number), boot="b", n=self.count, job=self.job, term=0, world_size=self.world,
-            directory="/c", ranks=self.ranks, want=self.want, order=self.order,
+            directory="/c", ranks=self.ranks, want=self.want, order=self.order, roster_n=self.roster_n,
         )  # fmt: skip
-        self.socket.send_multipart([wire.VERSION, _encode(word)])
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart([wire.VERSION, _encode(word)], zmq.NOBLOCK)
 
     def hear(self, frames: list[bytes]) -> None:
         """A course of the leader."""
-        course = _decode(frames[1])
-        if not isinstance(course, Course) or course.job != self.job or course.order is None:
+        course = decoded(frames[1])
+        if not isinstance(course, Course) or course.job != self.job:
+            return
+        if course.roster:  # which the leader says until it is told that it has come
+            self.roster_n = course.roster_n
+            self.report()
+        if course.order is None:
             return
         order = course.order
         if order.step >= 0 and not self.decided_at:
@@ -152,6 +182,12 @@ class Follower:
             parts = tuple(RankPart(rank.rank, Part(edge=rank.step + 1)) for rank in self.ranks)
             self.order = OrderReport(order, parts)
             self.report()
+
+
+@functools.lru_cache(maxsize=8)
+def decoded(body: bytes) -> FromPeer:
+    """The leader's word is the same for all: one process that plays hundreds of nodes reads it once, as each would."""
+    return _decode(body)
 
 
 def follow(numbers: range, pairs: list[Own], server: str, port: int, pipe: Connection) -> None:
@@ -164,13 +200,14 @@ def follow(numbers: range, pairs: list[Own], server: str, port: int, pipe: Conne
     for socket_ in by_socket:
         poller.register(socket_, zmq.POLLIN)
     poller.register(pipe.fileno(), zmq.POLLIN)
-    told, again_at = True, 0.0
+    told, turn, again_at = True, 0, 0.0
     while True:
-        if time.monotonic() >= again_at:  # as daemons do, or the leader takes the node for lost
-            again_at = time.monotonic() + GOSSIP_S
-            for each in mine if mine[0].job else ():
+        if time.monotonic() >= again_at:  # as daemons do, each at its own time
+            again_at = time.monotonic() + GOSSIP_S / TURNS
+            for each in mine[turn::TURNS] if mine[0].job else ():
                 each.report()
-        for source, _ in poller.poll(200):
+            turn = (turn + 1) % TURNS
+        for source, _ in poller.poll(20):
             if source == pipe.fileno():
                 word = pipe.recv()
                 if word is None:
@@ -212,7 +249,7 @@ def fan_out(nodes: int, rounds: int) -> dict[str, object]:
         pipes.append(ours)
     first, last, all_of_them = [], [], []
     for round_number in range(rounds + 1):
-        job = (f"job{round_number}", nodes * RANKS)
+        job = (f"job{round_number}", (nodes + 1) * RANKS)
         pipe.send(job)
         wait(pipe, "anew")
         for each in pipes:
@@ -253,6 +290,7 @@ def tcp_store(waiters: int, rounds: int) -> dict[str, float | None]:
     """Seconds from set to the last waiter's return, with torch's TCPStore."""
     from datetime import timedelta
 
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")  # it asks for the name of some of its clients
     from torch.distributed import TCPStore
 
     options = {"wait_for_workers": False, "timeout": timedelta(seconds=WAIT_S)}

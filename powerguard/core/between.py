@@ -44,6 +44,7 @@ REPORT_BYTES = 1 << 20
 COURSE_BYTES = 16 << 20
 RANKS_PER_NODE = 1024
 NODES = 4096
+WORLD = 65536
 
 GOSSIP_S = 1.0
 """A word at least every so often, and at once when there is news; the silence of a peer is measured by it."""
@@ -119,7 +120,7 @@ class OrderState(Struct, frozen=True, omit_defaults=True):
     settled: bool = False
     over: bool = False
     nth: int = 1
-    weights: tuple[float, ...] = ()
+    weights: tuple[tuple[int, float], ...] = ()  # of the order, by runs: so many ranks in a row, what each weighs
 
 
 class RankPart(Struct, frozen=True):

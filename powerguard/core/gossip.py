@@ -6,6 +6,8 @@ it costs one word more.
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -61,15 +63,16 @@ def words(policy: Policy, state: State, said: Said, now: float) -> tuple[Said, t
         if not job.spans:
             continue
         every_s = GOSSIP_FAST_S if _busy(job) else GOSSIP_S
-        course = report = common = None
+        course = report = common = rostered = None
         for node, address in _to(job):
             last = said.words.get((node, name))
             if job.leads:
                 course = course or _course(policy, state, job, now)
-                word: FromPeer = _for(course, job, node)
+                rostered = rostered or replace(course, roster_n=job.roster_n, roster=job.roster)
+                word: FromPeer = _sealing(rostered if _unrostered(job, node) else course, job, node)
             else:
                 word = report = report or _report(state, job, now)
-            if word is course or word is report:
+            if word is course or word is rostered or word is report:
                 news = common = common or _news(word)  # the same for all, and there may be a thousand
             else:
                 news = _news(word)
@@ -210,8 +213,13 @@ def _order(order: Order, now: float) -> OrderState:
         settled=order.settled,
         over=order.over,
         nth=order.nth,
-        weights=order.weights,
+        weights=_runs(order.weights),
     )
+
+
+def _runs(weights: tuple[float, ...]) -> tuple[tuple[int, float], ...]:
+    """*weights* shorter: nodes have their ranks in a row, and those of a node weigh the same."""
+    return tuple((len(tuple(same)), weight) for weight, same in groupby(weights))
 
 
 # ---- a leader's course -----------------------------------------------------------------------------
@@ -258,11 +266,13 @@ def _pace(job: Job) -> Pace:
     )
 
 
-def _for(course: Course, job: Job, name: str) -> Course:
-    """The course with what only that node is told: a new roster, the shards that one of its ranks is to seal."""
-    node = job.nodes.get(name, Node(name))
-    if node.roster_n != job.roster_n and job.roster:
-        course = replace(course, roster_n=job.roster_n, roster=job.roster)
+def _unrostered(job: Job, name: str) -> bool:
+    """That node hasn't said yet that it has the newest roster."""
+    return bool(job.roster) and job.nodes.get(name, Node(name)).roster_n != job.roster_n
+
+
+def _sealing(course: Course, job: Job, name: str) -> Course:
+    """The course, for the node whose rank is to seal with the shards."""
     order = job.order
     sealer = job.members.get(order.sealer) if order is not None and order.stage is Stage.SEALING else None
     if order is not None and sealer is not None and sealer.node == name:
@@ -275,8 +285,12 @@ def _for(course: Course, job: Job, name: str) -> Course:
 
 
 def _news(word: FromPeer) -> object:
-    """The word without what changes by itself: time, steps, the pace of training."""
+    """The word without what changes by itself: time, steps, the pace of training.
+
+    Nor is the roster news: it grows with each node that comes, and holds every rank. The next word carries it.
+    """
     if isinstance(word, Course):
+        word = replace(word, roster_n=0, roster=())
         return replace(word, n=0, pace=Pace(), order=_timeless(word.order), earlier=_timeless(word.earlier))
     wanted = replace(word.want, snapshot_s=0.0 if word.want.snapshot_s is not None else None)
     order, earlier = word.order, word.earlier

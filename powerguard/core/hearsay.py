@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from powerguard.core import seats
-from powerguard.core.between import Course, FromPeer, OrderState, PeerReport, RankState, Report
+from powerguard.core.between import WORLD, Course, FromPeer, OrderState, PeerReport, RankState, Report
 from powerguard.core.farewell import called
 from powerguard.core.job import NO_LEADER, Call, Due, Job, Member, Node, Order, Part, Stage
 from powerguard.core.messages import Purpose
@@ -336,5 +336,13 @@ def _mirrored(known: Order | None, told: OrderState, parts: dict[int, Part], now
         settled=told.settled,
         over=told.over or (known is not None and known.over),
         nth=told.nth,
-        weights=told.weights,
+        weights=_by_rank(told.weights),
     )
+
+
+def _by_rank(runs: tuple[tuple[int, float], ...]) -> tuple[float, ...]:
+    """The weights one by one; nobody's runs make more of them than a world has ranks."""
+    weights: list[float] = []
+    for ranks, weight in runs:
+        weights += [weight] * min(ranks, WORLD - len(weights))
+    return tuple(weights)

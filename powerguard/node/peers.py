@@ -37,6 +37,8 @@ RATE_BYTES = 16 * 1024
 CONNECTIONS_SPARE = 64
 """Connections beyond two for each trusted node: whoever hasn't proven a key yet."""
 RECOUNT_S = 2.0
+WORDS_KEPT = 3
+"""Words that differ by who hears them: with the roster, with the shards to seal, and for everybody else."""
 
 
 class Peers:
@@ -67,6 +69,7 @@ class Peers:
         self._lock = threading.Lock()  # guards _wanted and _out
         self._wanted: dict[str, tuple[str, ...]] = {}
         self._out: dict[tuple[str, str, type], list[bytes]] = {}  # the newest word of a kind replaces the one before
+        self._framed: tuple[tuple[FromPeer, list[bytes]], ...] = ()  # the last words, for the next node
         self._routes: dict[str, bytes] = {}  # node -> routing id of its newest connection
         self._connected, self._recount_at = 0, 0.0
         self._linger_ms = 0
@@ -114,11 +117,22 @@ class Peers:
 
     def send(self, node: str, message: FromPeer) -> None:
         """Hands *message* to a node; from any thread, never waits. Raises `WireError` for what can't be framed."""
-        frames, key = wire.encode_peer(message), (node, message.job, type(message))
+        frames, key = self._frames(message), (node, message.job, type(message))
         with self._lock:
+            idle = not self._out  # else the thread was rung already, and hasn't looked yet
             self._out.pop(key, None)
             self._out[key] = frames
-        self._ring()
+        if idle:
+            self._ring()
+
+    def _frames(self, message: FromPeer) -> list[bytes]:
+        """A leader hands one and the same word to a thousand nodes: it is checked and framed once."""
+        for known, frames in self._framed:
+            if known is message:
+                return frames
+        frames = wire.encode_peer(message)
+        self._framed = ((message, frames), *self._framed)[:WORDS_KEPT]
+        return frames
 
     def reach(self, wanted: Mapping[str, tuple[str, ...]]) -> None:
         """The nodes to keep a line to, each with its IP addresses; lines to others are given up."""

@@ -15,6 +15,7 @@ from powerguard.core.between import (
     LEAD_SILENT_S,
     NODE_GONE_S,
     REPORT_BYTES,
+    WORLD,
     BetweenNodes,
     Course,
     OrderReport,
@@ -367,6 +368,49 @@ def test_news_go_at_once_and_the_rest_by_the_second():
     _, news = gossip.words(POLICY, node("a", job=led(order=order())), said, NOW + 0.2)
 
     assert [1, 0, 1, 1] == [len(first), len(second), len(third), len(news)]
+
+
+def test_a_leader_says_one_word_to_all():
+    """A thousand nodes cost no thousand words: those that have the roster share one, those that haven't another."""
+    names = [f"n{number}" for number in range(40)]
+    nodes = {name: Node(name, name, "b", 1, NOW, roster_n=9 if number % 2 else 0) for number, name in enumerate(names)}
+    job = led(order=order(), nodes=nodes, roster=(Seat("a", "a:1", (0,)),), roster_n=9)
+    _, sends = gossip.words(POLICY, node("a", job=job), gossip.Said(), NOW)
+
+    assert 40 == len(sends)
+    assert 2 == len({id(send.message) for send in sends})
+    assert {(False, "n1"), (True, "n0")} <= {(bool(send.message.roster), send.node) for send in sends}
+
+
+def test_a_roster_waits_for_the_next_word():
+    """It changes with each node that comes, and holds every rank: nobody is told of it more than once a second."""
+    seat = Seat("a", "a:1", (0, 1))
+    first = led(roster=(seat,), roster_n=1)
+    more = led(roster=(seat, Seat("b", "b:1", (2, 3))), roster_n=2)
+    said, _ = gossip.words(POLICY, node("a", job=first), gossip.Said(), NOW)
+    said, early = gossip.words(POLICY, node("a", job=more), said, NOW + 0.1)
+    _, late = gossip.words(POLICY, node("a", job=more), said, NOW + GOSSIP_S)
+
+    assert () == early
+    assert [(2, more.roster)] == [(send.message.roster_n, send.message.roster) for send in late]
+
+
+@given(weights=st.lists(st.sampled_from([0.0, 0.5, 1.0]), max_size=40).map(tuple))
+def test_weights_are_the_same_on_every_node(weights):
+    """In a word they are runs, in an order one by one: every rank must know the same of who writes what."""
+    told = gossip._order(order(weights=weights), NOW)
+    state = heard(node("b", job=followed()), course(order=told))
+
+    assert weights == state.jobs[JOB].order.weights
+    assert len(told.weights) <= len(weights)
+
+
+def test_no_run_of_weights_is_longer_than_a_world():
+    """What another node says can't fill this one's memory."""
+    told = OrderState(4, "ev", Purpose.STOP, weights=((-3, 1.0), (2**52, 1.0), (2**52, 0.0)))
+    state = heard(node("b", job=followed()), course(order=told))
+
+    assert WORLD == len(state.jobs[JOB].order.weights)
 
 
 def test_words_survive_their_bytes():

@@ -42,6 +42,22 @@ def test_one_line_carries_words_both_ways(nodes, eventually):
     assert one.peers.refusals.counts == two.peers.refusals.counts == {}
 
 
+def test_one_word_to_many_is_framed_once_and_reaches_each(nodes, eventually):
+    """A leader says the same to every node of a job; the newest of many words in a row is never forgotten."""
+    a, b, c = pairs("a", "b", "c")
+    one, two, three = nodes(a, b, c), nodes(b, a), nodes(c, a)
+    for other in (two, three):
+        other.peers.reach({"a": (one.at,)})
+    eventually(lambda: {"b", "c"} <= one.peers.heard_at.keys())
+    for n in range(1, 500):
+        word = report("a", n)
+        for name in ("b", "c"):
+            one.peers.send(name, word)
+        assert one.peers._frames(word) is one.peers._frames(word)
+    for other in (two, three):
+        eventually(lambda other=other: other.heard and other.heard[-1].message.n == 499)
+
+
 def test_a_node_that_was_restarted_is_spoken_to_without_a_greeting(nodes, eventually):
     """The line comes back by itself, and the restarted side can speak first."""
     a, b = pairs("a", "b")
