@@ -42,7 +42,7 @@ def test_an_example_survives_a_blackout(name, run, blackout, request):
     package, (ranks, options) = NEEDS[name][0], (int(run.split()[0]), run.split()[1:])
     asked = {word for word in re.findall(r"\w+", request.config.option.keyword or "") if len(word) > 3}
     if not (ALL or any(word in name for word in asked)):
-        pytest.skip("takes half a minute; POWERGUARD_TEST_EXAMPLES=all runs it, or -k with its name")
+        pytest.skip("takes a minute; POWERGUARD_TEST_EXAMPLES=all runs it, or -k with its name")
     pytest.importorskip(package, reason=f"{package} isn't installed (make setup-frameworks)")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     script = [str(EXAMPLES / f"{name}.py"), "--dir", "{checkpoints}", "--save", "{out}/model.pt", "--pace", "0.1"]
