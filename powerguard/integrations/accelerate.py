@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from powerguard.errors import StateError
 from powerguard.integrations.halted import Halted
+from powerguard.train import rng
 from powerguard.train.guard import Guard, attach
 from powerguard.train.log import Log
 
@@ -95,23 +96,57 @@ def guarded(
 
 
 class _Position:
-    """Where a prepared loader is: in the epoch, and in which."""
+    """Where a prepared loader is: in the epoch, and in which; and the random numbers that it had a batch ahead.
+
+    Accelerate fetches the next batch before it gives one away, so what a dataset draws for it is drawn before a save,
+    and would be drawn after it by a run that comes back. That fetch is repeated with the numbers that it had.
+    """
 
     def __init__(self, loader: Any) -> None:
         import torch
 
         self._loader, base = loader, loader.base_dataloader
+        self._ahead: dict[str, object] | None = None
+        self._again: dict[str, object] | None = None  # the first fetch of a run that came back is to begin with these
+        self._after: dict[str, object] | None = None  # and what follows it with these
+        self._begin, self._update, self._end = loader.begin, loader._update_state_dict, loader.end
+        loader.begin, loader._update_state_dict, loader.end = self._begins, self._fetches_ahead, self._ends
         if base.generator is None:  # see powerguard.train.data: its seeds are not to come from the global numbers
             base.generator = torch.Generator().manual_seed(torch.initial_seed() % 2**63)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"loader": self._loader.state_dict(), "iteration": self._loader.iteration}
+        return {"loader": self._loader.state_dict(), "iteration": self._loader.iteration, "ahead": self._ahead}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """After an epoch's last batch the next one begins: Accelerate itself would begin the same epoch again."""
         finished = bool(state["loader"].get("_iterator_finished"))
         self._loader.iteration = state["iteration"] + finished
         self._loader.load_state_dict({} if finished else state["loader"])
+        self._again = None if finished else state.get("ahead")
+
+    def _begins(self) -> None:
+        """An iteration begins, with nothing fetched yet."""
+        if self._again is not None:
+            self._after = rng.capture()
+            rng.restore(self._again)
+            self._again = None
+        self._begin()
+
+    def _fetches_ahead(self) -> None:
+        """A batch was fetched, the next one is to be."""
+        self._update()
+        self._go_on()
+        self._ahead = rng.capture()
+
+    def _ends(self) -> None:
+        """The iteration is over, perhaps before anything was fetched ahead."""
+        self._go_on()
+        self._end()
+
+    def _go_on(self) -> None:
+        if self._after is not None:
+            rng.restore(self._after)
+            self._after = None
 
 
 def _telling(loader: Any) -> object:

@@ -16,7 +16,20 @@ from powerguard.integrations.halted import Halted  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
-DATA = torch.utils.data.TensorDataset(torch.randn(24, 4, generator=torch.Generator().manual_seed(5)))
+X = torch.randn(24, 4, generator=torch.Generator().manual_seed(5))
+
+
+class Data(torch.utils.data.Dataset):
+    """Augments with the global random numbers, as people do."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        return (X[i] + 0.1 * torch.randn(4),)
+
+
+DATA = Data()
 STEPS_PER_EPOCH = 4
 EPOCHS = 3
 
@@ -58,12 +71,12 @@ def train(folder, outage, *, stateful=True, seedable=True):
     return seen, None
 
 
-@pytest.mark.parametrize("at", [4, 5])
+@pytest.mark.parametrize("at", [4, 5, 7])
 def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at):
     """Stopped inside an epoch, or at one's last step: what comes after equals the run that nobody stopped.
 
-    That covers the traps of such loops: micro-batches that are no steps, a loader that is a batch ahead, an epoch that
-    begins anew.
+    That covers the traps of such loops: micro-batches that are no steps, a loader that is a batch ahead and has drawn
+    random numbers for it, an epoch that begins anew.
     """
     whole, _ = train(tmp_path / "whole", outage)
     outage.at = at

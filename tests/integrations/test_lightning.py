@@ -18,7 +18,20 @@ from powerguard.integrations.lightning import RESUMING, PowerguardCallback  # no
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
-DATA = torch.randn(24, 4, generator=torch.Generator().manual_seed(5))
+X = torch.randn(24, 4, generator=torch.Generator().manual_seed(5))
+
+
+class Data(torch.utils.data.Dataset):
+    """Augments with the global random numbers, as people do."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        return X[i] + 0.1 * torch.randn(4)
+
+
+DATA = Data()
 
 
 class Module(lightning.LightningModule):
