@@ -21,7 +21,7 @@ __all__ = ["Guard", "Verdict", "__version__", "attach", "latest"]
 _HOMES = {
     "Guard": "powerguard.train.guard",
     "Verdict": "powerguard.train.guard",
-    "attach": "powerguard.train.guard",
+    "attach": "powerguard.train.attach",
     "latest": "powerguard.generations",
 }
 

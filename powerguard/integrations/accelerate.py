@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 from powerguard.errors import StateError
 from powerguard.integrations.halted import Halted
 from powerguard.train import rng
-from powerguard.train.guard import Guard, attach
+from powerguard.train.attach import attach
+from powerguard.train.guard import Guard
 from powerguard.train.log import Log
 
 if TYPE_CHECKING:

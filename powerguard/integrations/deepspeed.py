@@ -24,7 +24,8 @@ from typing import Any
 
 from powerguard.errors import StateError, UsageError
 from powerguard.integrations.halted import Halted
-from powerguard.train.guard import Guard, attach
+from powerguard.train.attach import attach
+from powerguard.train.guard import Guard
 
 COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 

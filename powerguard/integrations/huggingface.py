@@ -32,8 +32,9 @@ from powerguard.errors import StateError, UsageError
 from powerguard.integrations.boxes import Found, newest
 from powerguard.integrations.halted import Halted
 from powerguard.train import rng
+from powerguard.train.attach import attach
 from powerguard.train.export_hf import RECORDED
-from powerguard.train.guard import Guard, attach
+from powerguard.train.guard import Guard
 
 if TYPE_CHECKING:
     from transformers.trainer import Trainer

@@ -27,7 +27,8 @@ from powerguard.integrations.boxes import Found, newest
 from powerguard.integrations.halted import Halted
 from powerguard.integrations.lightning_order import Order
 from powerguard.train import rng
-from powerguard.train.guard import Guard, attach
+from powerguard.train.attach import attach
+from powerguard.train.guard import Guard
 from powerguard.train.identity import find_identity
 from powerguard.train.log import Log
 

@@ -20,7 +20,8 @@ from typing import Any
 
 from powerguard.errors import UsageError
 from powerguard.integrations.halted import Halted
-from powerguard.train.guard import Guard, attach
+from powerguard.train.attach import attach
+from powerguard.train.guard import Guard
 
 
 class OptimizerGuard:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from powerguard.integrations.halted import Halted
-from powerguard.train.guard import Guard, attach
+from powerguard.train.attach import attach
+from powerguard.train.guard import Guard
 
 
 class GuardedManager:

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from powerguard import wire
 from powerguard.core.messages import Notice
 from powerguard.core.page import CELL
-from powerguard.errors import MissingDependency, UsageError
+from powerguard.errors import UsageError
 from powerguard.generations.lives import ANNOUNCED, FINISHED
 from powerguard.train import single
 from powerguard.train.desk import Desk
-from powerguard.train.identity import DEFAULT_SOCKET, Identity, find_identity
+from powerguard.train.identity import Identity
 from powerguard.train.leaver import Leaver
 from powerguard.train.link import Link
 from powerguard.train.listener import Listener
@@ -38,83 +38,10 @@ from powerguard.train.page import SharedPage
 from powerguard.train.stand import stand
 from powerguard.train.verdict import GO, Mutating, Verdict
 
-__all__ = ["GO", "Guard", "Verdict", "attach"]
+__all__ = ["GO", "Guard", "StagingGuard", "Verdict"]
 
 CLOSE_S = 30.0
 """A write under way is finished when the guard is closed, for at most so long."""
-
-
-def attach(
-    state: Mapping[str, object],
-    dir: str | Path,
-    *,
-    job: str | None = None,
-    rank: int | None = None,
-    local_rank: int | None = None,
-    world_size: int | None = None,
-    socket: str | Path | None = None,
-    keep: int = 2,
-    unit: str = "optimizer_step",
-    allow_pickle: bool = False,
-    reserve: bool = True,
-    prove: bool = True,
-    exit_on_halt: bool = True,
-    exit_grace_s: float = 10.0,
-    stage_every: int = 0,
-    save_every: int | str | None = None,
-    mtbf: str | float | None = None,
-    storage: Literal["local", "shared"] = "local",
-    replicated: Collection[str] = (),
-) -> Guard:
-    """Guards a training run whose *state* (names to modules, optimizers, anything with state_dict) is saved in *dir*.
-
-    Who this rank is comes from the arguments, torch.distributed, or the launcher's environment. The daemon is looked
-    for at *socket* (POWERGUARD_SOCKET, else /run/powerguard/ranks.sock); without one training goes on unguarded, and is
-    guarded when one appears. *prove* writes the state once, which measures a save and shows that there is room. With
-    *exit_on_halt* the process leaves with code 75 at most *exit_grace_s* after the order to.
-
-    With *stage_every* N the state is copied into shared memory after every N-th step, where a process of its own can
-    make it durable should this one hang or die (see `Guard.stage`); all ranks give the same N. It takes two more
-    copies of the state in host memory, and the time of a copy every N steps.
-
-    What ranks hold alike (under DDP or HSDP, or the sources named in *replicated*) is written once: with *storage*
-    "local" once for each node, whose ranks share *dir* with each other alone; with "shared" once for the whole job,
-    whose ranks all see the same *dir*. All ranks give the same. `train/replicas.py` says what is known to be alike.
-
-    With *save_every* `boundary` takes the run's periodic checkpoints too: 100 (steps), "5min", or "auto", which is what
-    costs least by the measured time that a save blocks training and by how often failures come unannounced: as *mtbf*
-    says ("30d", of all failures), else as this directory's record of interruptions has it. All ranks give the same.
-
-    Raises StateError where *state* can't be saved, DirectoryError where *dir* can't be written, UsageError where there
-    is a guard already or nothing says which rank this is, MissingDependency without torch.
-    """
-    single.check_free()
-    try:
-        import torch.distributed as dist
-    except ImportError as error:
-        raise MissingDependency(f"torch can't be imported: {error}", todo="pip install 'powerguard[train]'") from error
-    group = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
-    identity = find_identity(os.environ, job=job, rank=rank, local_rank=local_rank, world_size=world_size, group=group)
-    path = str(socket or os.environ.get("POWERGUARD_SOCKET") or DEFAULT_SOCKET)
-    if stage_every < 0:
-        raise UsageError(f"stage_every is {stage_every}", todo="give a number of steps, or 0 not to stage")
-    kind = StagingGuard if stage_every or save_every else Guard
-    guard = kind(
-        state,
-        dir,
-        identity,
-        keep=keep,
-        unit=unit,
-        allow_pickle=allow_pickle,
-        reserve=reserve,
-        storage=storage,
-        replicated=replicated,
-    )
-    guard._stage_every = stage_every
-    if save_every:
-        guard._keep_time(save_every, mtbf)
-    guard._begin(path, prove, Leaver(exit_grace_s) if exit_on_halt else None)
-    return guard
 
 
 if TYPE_CHECKING:
@@ -182,11 +109,12 @@ class Guard:
         self._rhythm: Rhythm | None = None
         self._periodic: Any = None  # a Checkpointer, once there was a reason for one
         self._staging: Any = None  # a Staging, likewise
-        self._stage_every = 0  # 0 = only where `stage` is called
+        self.stage_every = 0  # 0 = only where `stage` is called
         self._path = ""  # of the daemon's socket
 
-    def _begin(self, path: str, prove: bool, leaver: Leaver | None) -> None:
-        """Makes memory and room, then looks for the daemon. What is raised leaves nothing behind."""
+    def begin(self, path: str, prove: bool, leaver: Leaver | None) -> None:
+        """Makes memory and room, then looks for the daemon. What is raised leaves nothing behind. Called by `attach`,
+        as `keep_time` before it."""
         flusher = self._saver.flusher
         try:
             ready = flusher.prepare(self._saver.state, prove=prove)
@@ -196,7 +124,7 @@ class Guard:
         for warning in ready.warnings:
             self._log.warning(warning)
         self._leaver, self._path = leaver, path
-        if self._stage_every:
+        if self.stage_every:
             try:
                 self._stager()
             except BaseException:
@@ -234,7 +162,7 @@ class Guard:
             )
             self._ledger.start()
 
-    def _keep_time(self, every: int | str, mtbf: str | float | None) -> None:
+    def keep_time(self, every: int | str, mtbf: str | float | None) -> None:
         from powerguard.train.rhythm import Rhythm
 
         pace = self._saver.flusher.meter.pace
@@ -463,7 +391,7 @@ class StagingGuard(Guard):
         verdict = super().boundary(step)
         if verdict or self._foreign:
             return verdict
-        if self._stage_every and step % self._stage_every == 0:
+        if self.stage_every and step % self.stage_every == 0:
             self.stage()
         if self._rhythm is not None:
             if armed:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed
 
-import powerguard.train.guard
+import powerguard.train.attach
 import powerguard.train.saver  # noqa: F401
 from tests.nodes import gloo_rank
 from tests.nodes.hosts import CLONE_NEWNET

@@ -151,7 +151,7 @@ def daemon(tmp_path: Path, policy: Policy) -> Iterator[Daemon]:
 
 NURSERY = multiprocessing.get_context("forkserver")
 NURSERY.set_forkserver_preload(
-    ["torch", "torch._dynamo", "powerguard.train.guard", "powerguard.train.saver", "powerguard.train.resume"]
+    ["torch", "torch._dynamo", "powerguard.train.attach", "powerguard.train.saver", "powerguard.train.resume"]
 )
 
 
