@@ -290,7 +290,7 @@ def _news(word: FromPeer) -> object:
     Nor is the roster news: it grows with each node that comes, and holds every rank. The next word carries it.
     """
     if isinstance(word, Course):
-        word = replace(word, seq=word.seq)
+        word = replace(word, roster_n=0, roster=())
         return replace(word, n=0, pace=Pace(), order=_timeless(word.order), earlier=_timeless(word.earlier))
     wanted = replace(word.want, snapshot_s=0.0 if word.want.snapshot_s is not None else None)
     order, earlier = word.order, word.earlier
