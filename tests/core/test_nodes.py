@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from powerguard.core import agree, follow, gossip, hearsay, seats, serve
+from powerguard.core import agree, follow, gossip, hearsay, reported, seats, serve
 from powerguard.core.between import (
     COURSE_BYTES,
     GOSSIP_S,
@@ -303,10 +303,10 @@ PARTS = st.builds(
 @given(known=PARTS, told=PARTS, stage=st.sampled_from(list(Stage)))
 def test_what_is_durable_is_never_taken_back(known, told, stage):
     """Deeds only add up, a repeat adds nothing, and the shard of another process doesn't count."""
-    once = hearsay._merged(order(stage=stage), known, told, NOW)
+    once = reported.merged(order(stage=stage), known, told, NOW)
 
     assert known.shard is None or once.shard == known.shard
-    assert once == hearsay._merged(order(stage=stage), once, told, NOW)
+    assert once == reported.merged(order(stage=stage), once, told, NOW)
     assert not (once.anew and known.shard is None and once.shard is not None)
     assert once.edge >= known.edge
 
