@@ -25,12 +25,26 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from powerguard.core import answers
-from powerguard.core.between import NODE_GONE_S, NODE_LOST_S
+from powerguard.core.between import NODE_GONE_S
 from powerguard.core.demand import HELD_S, deliver, next_at
 from powerguard.core.farewell import Outcome, called, leave, quiesce, recall, resume
-from powerguard.core.job import Job, Member, Order, Part, Saved, Stage, fresh_s, here, living, unparked
+from powerguard.core.job import Job, Member, Order, Part, Saved, Stage, here, living, unparked
 from powerguard.core.messages import Hello, Plan, Purpose
 from powerguard.core.policy import Policy
+from powerguard.core.prospects import (
+    absent_only,
+    deputy,
+    doubtful,
+    going_on,
+    kept_back,
+    orphaned,
+    out_of_step,
+    staged_step,
+    too_short,
+    troubles,
+    unreachable,
+    whole,
+)
 from powerguard.core.types import Actions, Announce, PageReport, RankReport
 
 __all__ = [
@@ -193,7 +207,7 @@ def _advance(policy: Policy, job: Job, order: Order, now: float) -> Outcome:
     actions: list[Actions] = []
     if order.stage is Stage.PREPARE:
         job, order = _prepared(policy, job, order, now)
-    if order.stage in (Stage.DECIDED, Stage.LOST) and _whole(order):
+    if order.stage in (Stage.DECIDED, Stage.LOST) and whole(order):
         order = _to(replace(order, why=""), Stage.SEALING, now)
     if order.stage is Stage.DECIDED:
         order = _unlucky(policy, job, order, now)
@@ -240,12 +254,12 @@ def _prepared(policy: Policy, job: Job, order: Order, now: float) -> tuple[Job, 
             parts[rank] = replace(part, edge=member.step + PAGE_SLACK, by_page=True)
     asked, order = order, replace(order, parts=parts)
     edges = [part.edge for rank, part in parts.items() if part.edge >= 0 and rank in job.members]
-    if (not edges and not any(_deputy(job, rank) for rank in parts)) or (
-        _troubles(order) and order.purpose is Purpose.SNAPSHOT and not orphaned(job)
+    if (not edges and not any(deputy(job, rank) for rank in parts)) or (
+        troubles(order) and order.purpose is Purpose.SNAPSHOT and not orphaned(job)
     ):
-        return job, _to(replace(order, why=_troubles(order) or "no rank is left"), Stage.LOST, now)
+        return job, _to(replace(order, why=troubles(order) or "no rank is left"), Stage.LOST, now)
     step = max(edges, default=-1)
-    if now - order.ordered_at < policy.prepare_max_s + HELD_S and _doubtful(job, order, step) and _out_of_step(job):
+    if now - order.ordered_at < policy.prepare_max_s + HELD_S and doubtful(job, order, step) and out_of_step(job):
         return job, asked
     return job, _planned(job, order, step, now)
 
@@ -255,124 +269,32 @@ def _planned(job: Job, order: Order, step: int, now: float) -> Order:
 
     A rank that doesn't answer may hang, and hang its peers with it: what all have staged is certain, then.
     """
-    why, short = _troubles(order), _too_short(job, order, step)
-    staged = _staged(job, order) if _doubtful(job, order, step) or orphaned(job) else -1
+    why, short = troubles(order), too_short(job, order, step)
+    staged = staged_step(job, order) if doubtful(job, order, step) or orphaned(job) else -1
     if staged >= 0:
         parts = {rank: replace(part, trouble="") for rank, part in order.parts.items()}
         return _decided(replace(order, parts=parts, plan=Plan.STAGED), staged, now)
     order = _decided(order, step, now)
-    kept = _kept(job, order) if short else ""
-    if kept or (why and not _absent_only(job, order)):
+    kept = kept_back(job, order) if short else ""
+    if kept or (why and not absent_only(job, order)):
         return _to(replace(order, plan=Plan.DURABLE, why=why or f"{short}: {kept}"), Stage.LOST, now)
     return order
-
-
-def _doubtful(job: Job, order: Order, step: int) -> bool:
-    """A stop that may not end in a fresh save: a rank is dead or doesn't answer, or there isn't the time."""
-    silent = any(part.by_page for part in order.parts.values())
-    return order.purpose is Purpose.STOP and bool(silent or _troubles(order) or _too_short(job, order, step))
 
 
 def _decided(order: Order, step: int, now: float) -> Order:
     return _to(replace(order, step=step, generation=f"step-{step:010d}.{order.tag}"), Stage.DECIDED, now)
 
 
-def _deputy(job: Job, rank: int) -> bool:
-    member = job.members.get(rank)
-    return member is not None and member.deputy_at is not None
-
-
-def _staged(job: Job, order: Order) -> int:
-    """The newest step that all ranks hold staged, if it is worth it and can be made durable in time; else -1."""
-    write_s = max((member.staged_write_s for member in job.members.values()), default=0.0)
-    late = order.budget_s is not None and write_s > order.budget_s
-    return -1 if late else _held(job)
-
-
-def _copies(job: Job) -> list[set[int]]:
-    """The steps that each rank holds staged, as its deputy told."""
-    members = [job.members.get(rank) for rank in range(job.world_size)]
-    return [set(member.staged) if member is not None and member.deputy_at is not None else set() for member in members]
-
-
-def _out_of_step(job: Job) -> bool:
-    """All ranks hold copies, and by what was told none of the same step: somebody's word is on its way."""
-    held = _copies(job)
-    return bool(held) and all(held) and not set.intersection(*held)
-
-
-def _held(job: Job) -> int:
-    """The newest step that all ranks hold staged, if it is newer than what is saved; else -1."""
-    held = _copies(job)
-    step = max(set.intersection(*held), default=-1) if held else -1
-    return -1 if job.saved is not None and job.saved.step >= step else step
-
-
-def orphaned(job: Job) -> bool:
-    """None of its processes lives, not all have left by themselves, and their deputies hold what is worth saving.
-
-    A snapshot or a stop, whichever is due first, makes that durable.
-    """
-    if job.alive or not job.members or all(member.gone.startswith("left") for member in job.members.values()):
-        return False
-    return _held(job) >= 0
-
-
-def _absent_only(job: Job, order: Order) -> bool:
-    """What is missing is on other nodes, of which nothing is known: they may save their part by the same order."""
-    return job.spans and all(rank not in job.members for rank, part in order.parts.items() if part.trouble)
-
-
-def _too_short(job: Job, order: Order, step: int) -> str:
-    """Why a fresh save doesn't fit, as measured."""
-    if order.purpose is not Purpose.STOP or order.budget_s is None:
-        return ""
-    need = fresh_s(job, order, step)
-    if need is None or need <= order.budget_s:
-        return ""
-    return f"a fresh save needs {need:.1f} s and {order.budget_s:.1f} s are left"
-
-
-def _kept(job: Job, order: Order) -> str:
-    """What there is to fall back on in this event, so that a fresh save that doesn't fit isn't even tried."""
-    fallback = job.earlier is not None or (job.saved is not None and job.saved.event == order.event)
-    return "the snapshot of this outage is kept" if fallback else ""
-
-
-def _troubles(order: Order) -> str:
-    return "; ".join(part.trouble for _, part in sorted(order.parts.items()) if part.trouble)
-
-
-def _whole(order: Order) -> bool:
-    return order.step >= 0 and all(part.shard is not None for part in order.parts.values())
-
-
 def _unlucky(policy: Policy, job: Job, order: Order, now: float) -> Order:
     """A decided order that can't be completed any more, or not in time."""
-    why = _troubles(order)
-    if why and _absent_only(job, order) and _going_on(job, order) and now - order.stage_at < policy.flush_max_s:
+    why = troubles(order)
+    if why and absent_only(job, order) and going_on(job, order) and now - order.stage_at < policy.flush_max_s:
         return order  # those that are there save their part first
-    why = why or _unreachable(job, order, now)
+    why = why or unreachable(job, order, now)
     if not why and now - order.stage_at >= policy.flush_max_s:
         late = [str(rank) for rank, part in sorted(order.parts.items()) if part.shard is None]
         why = f"not durable within {policy.flush_max_s:.0f} s: rank {', '.join(late)}"
     return _to(replace(order, why=why), Stage.LOST, now) if why else order
-
-
-def _going_on(job: Job, order: Order) -> bool:
-    """Some living rank still saves its part."""
-    return any(rank in order.parts and order.parts[rank].shard is None for rank in living(job))
-
-
-def _unreachable(job: Job, order: Order, now: float) -> str:
-    """Who isn't waited for any longer."""
-    silent = {name: now - (node.heard_at or job.lead_at) for name, node in job.nodes.items()}
-    lost = {
-        job.members[rank].node
-        for rank, part in order.parts.items()
-        if part.shard is None and rank in job.members and silent.get(job.members[rank].node, 0.0) >= NODE_LOST_S
-    }
-    return "; ".join(f"no word from {name} for {silent[name]:.0f} s" for name in sorted(lost))
 
 
 def _sealing(policy: Policy, job: Job, order: Order, now: float) -> Order:
@@ -394,9 +316,9 @@ def _sealing(policy: Policy, job: Job, order: Order, now: float) -> Order:
 def _sealed_too(policy: Policy, job: Job, order: Order, now: float) -> Outcome:
     """A snapshot that a STOP overtook: sealed if its last shards still come in, else let go in silence."""
     order = _bereaved(job, order)
-    if order.stage is Stage.DECIDED and _whole(order):
+    if order.stage is Stage.DECIDED and whole(order):
         order = _to(order, Stage.SEALING, now)
-    if order.stage is Stage.DECIDED and (_troubles(order) or now - order.stage_at >= policy.flush_max_s):
+    if order.stage is Stage.DECIDED and (troubles(order) or now - order.stage_at >= policy.flush_max_s):
         return replace(job, earlier=None), ()
     if order.stage is Stage.SEALING:
         order = _sealing(policy, job, order, now)

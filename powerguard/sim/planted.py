@@ -177,7 +177,7 @@ def _all_quiet(_: Wrong) -> Wrong:
 
 
 BUGS = (
-    Bug("seals with one shard", "seal", 1, agree, "_whole", _one_shard_is_enough),
+    Bug("seals with one shard", "seal", 1, agree, "whole", _one_shard_is_enough),
     Bug("seals before all is durable", "seal", 6, demand, "_demand", _an_early_seal),
     Bug("a rank gets another step", "moved", 5, demand, "_decision", _another_step),
     Bug("a late rank saves where it is", "steps", 53, follow, "_decided", _wherever_it_is),
