@@ -85,7 +85,7 @@ def one(seed: int) -> Tally:
     except Exception as error:  # a fault of the core is as bad as a breach
         tally.breaches = {seed: f"{type(error).__name__}: {error}"}
     jobs = [job for node in cluster.nodes for job in node.state.jobs.values()]
-    tally.decisions, tally.words = cluster.decides, cluster.sent
+    tally.decisions, tally.words = cluster.decides, cluster.net.sent
     tally.seals = len(cluster.laws.seals)
     tally.claims = int(any(job.term for job in jobs))
     tally.halted = int(any(node.off_at is not None for node in cluster.nodes))

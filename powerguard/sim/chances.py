@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from powerguard.sim.cluster import Fall, Mishap, Outage, Run, Split, Window
+from powerguard.sim.fates import Fall, Mishap, Outage, Run, Split, Window
 from powerguard.sim.ranks import NEVER, Spec
 
 SIZES = ((0.06, 1, 1), (0.54, 2, 2), (0.26, 3, 3), (0.115, 4, 6), (0.02, 7, 12), (0.004, 13, 32), (0.001, 33, 64))

@@ -5,161 +5,36 @@ obey with the real core; `laws.py` watches.
     cluster = Cluster(plan)     # plan: `sim/chances.py` draws one from a seed
     cluster.run()               # raises Breach where a law is broken
 
-Each node has a disk that all share, and a UPS of its own that says what its `Outage` is.
+Each node has a disk that all share, and a UPS of its own that says what its `Outage` is. What happens is a `Run`
+(`fates.py`); the network is `network.py`.
 """
 
 from __future__ import annotations
 
 from random import Random
 
-import msgspec
-from msgspec import Struct
-
 from powerguard.core import gossip
-from powerguard.core.between import BetweenNodes, Course, PeerReport, SendPeer
+from powerguard.core.between import Course, PeerReport
 from powerguard.core.decide import decide
 from powerguard.core.job import quiet
 from powerguard.core.lawful import check
 from powerguard.core.messages import Beat, Decide, Exit, FromRank, Held, Plan, ToRank
-from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.poll import poll_wait
-from powerguard.core.state import Decision, State, initial, memorable
-from powerguard.core.types import Comm, Halt, Observation, PageReport, Phase, RankReport, Sample, Send
+from powerguard.core.state import Decision, State, memorable
+from powerguard.core.types import Halt, Observation, PageReport, Phase, RankReport, Sample, Send
+from powerguard.sim.fates import Fall, Mishap, Run
 from powerguard.sim.laws import Laws
-from powerguard.sim.ranks import NEVER, Rank, Spec, World
+from powerguard.sim.network import Network
+from powerguard.sim.ranks import NEVER, Rank, World
+from powerguard.sim.sim_node import BEGIN, SimNode
 
 JOB = "job"
-BEGIN = 100.0
 OFF_S = 3.0
 """From the power-off order until the node is off."""
 
 END_S = 150.0
 """With everything whole again, all must have ended within this: 60 s until a silent node counts as halted, a flush
 given up after `flush_max_s` and tried again, and the halts that follow."""
-
-POLICY = Policy(
-    feeds=(FeedPolicy("ups"),),
-    on_battery="park",
-    snapshot_after_s=2.0,
-    snapshot="always",
-    resume_after_s=2.0,
-    prepare_max_s=1.0,
-    hold_max_s=6.0,
-    seal_max_s=2.0,
-    exit_wait_s=4.0,
-    flush_max_s=15.0,
-    park_max_s=8.0,
-    flush_default_s=2.0,
-    halt_s=2.0,
-    margin_s=1.0,
-)
-
-
-class Outage(Struct, frozen=True):
-    """The mains of one node fail at *at*, and are back at *back* (None: never)."""
-
-    at: float = NEVER
-    back: float | None = None
-    low_at: float = NEVER  # the UPS says LB from here on
-    fsd_at: float = NEVER  # the NUT primary orders the shutdown
-
-
-class Window(Struct, frozen=True):
-    """From *at* for *for_s*."""
-
-    at: float
-    for_s: float
-
-    def holds(self, now: float) -> bool:
-        """Whether it is on now."""
-        return self.at <= now < self.at + self.for_s
-
-
-class Split(Struct, frozen=True):
-    """Nodes in *apart* hear nobody outside, and nobody outside hears them; *one_way*: they are still heard."""
-
-    window: Window
-    apart: frozenset[int]
-    one_way: bool = False
-
-
-class Fall(Struct, frozen=True):
-    """The daemon that leads is lost at the moment at which its order comes to *stage* ("quiesce": at that)."""
-
-    stage: str
-    told: float = 0.0  # share of its words that still set out
-    away_s: float = 1.0  # NEVER: it doesn't come back
-    dark: bool = False  # the whole node is gone, for good
-
-
-class Mishap(Struct, frozen=True):
-    """Something that befalls a node, a daemon or a rank."""
-
-    kind: str  # "daemon" (killed), "memory" (killed, its journal lost), "dark", "rank" (killed), "deaf", "stopped"
-    which: int
-    window: Window  # away, deaf or stopped for so long; a rank with for_s >= NEVER is not started anew
-
-
-class Run(Struct, frozen=True):
-    """One run, wholly: with the seed it says everything that will happen."""
-
-    seed: int
-    nodes: int = 2
-    per_node: int = 1
-    spec: Spec = Spec()
-    policy: Policy = POLICY
-    loss: float = 0.0
-    twice: float = 0.0
-    delay_s: float = 0.02
-    late_s: float = 0.0  # some messages are so much later: they come out of order
-    splits: tuple[Split, ...] = ()
-    mishaps: tuple[Mishap, ...] = ()
-    falls: tuple[Fall, ...] = ()
-    outages: tuple[Outage, ...] = ()  # by node
-    starts: tuple[float, ...] = ()  # when each rank starts
-    coupled: bool = True  # a step has a collective in it
-    dt: float = 0.3  # between two looks at the world
-    calm_at: float = 20.0  # from here on (after the beginning) nothing fails any more
-    on_wire: bool = False  # every word goes through its bytes
-
-    @property
-    def quiet(self) -> bool:
-        """Nothing fails but the mains."""
-        return not (self.loss or self.late_s or self.splits or self.mishaps or self.falls or self.spec.failing)
-
-
-class SimNode:
-    """One node: its daemon with what has come in and not been read yet."""
-
-    def __init__(self, number: int, plan: Run) -> None:
-        self.number, self.name = number, f"n{number}"
-        self.boot = f"{plan.seed:06x}{number:02x}"
-        self.state = self.fresh(BEGIN)
-        self.journal = self.state
-        self.said = gossip.Said()
-        self.up_at = BEGIN
-        self.next_at = BEGIN
-        self.pages_at = self.polled_at = 0.0
-        self.reports: list[RankReport] = []
-        self.beats: list[RankReport] = []
-        self.words: list[PeerReport] = []
-        self.off_at: float | None = None
-        self.powered = True
-        self.outage_seen = False
-        self.let_go = False  # its leader has said that all may leave
-
-    def fresh(self, now: float) -> State:
-        """A daemon that remembers nothing."""
-        return initial(self.boot, now + 50.0 * self.number, node=self.name, addresses=(self.name,))
-
-    def killed(self, until: float, *, forgets: bool, now: float) -> None:
-        """What it had not read is lost; it begins with its journal, through its bytes."""
-        self.up_at = self.next_at = until
-        self.reports, self.beats, self.words = [], [], []
-        self.said = gossip.Said()
-        if forgets:
-            self.journal = self.fresh(now)
-        self.state = msgspec.json.decode(msgspec.json.encode(self.journal), type=State)
 
 
 class Cluster:
@@ -177,12 +52,12 @@ class Cluster:
             rank.wake = BEGIN + (plan.starts[number] if plan.starts else 0.0)
             rank.beat_at = rank.step_done_at = rank.wake
             self.ranks.append(rank)
-        self.net: list[tuple[float, int, int, BetweenNodes]] = []  # (at, from, to, word)
+        self.net = Network(plan, self.rng)
         self.ipc: list[tuple[float, Rank, int, ToRank]] = []  # to deaf ranks, later
         self.mishaps = sorted(plan.mishaps, key=lambda mishap: mishap.window.at)
         self.falls = list(plan.falls)
         self.reborn: list[tuple[float, int]] = []
-        self.decides = self.sent = 0
+        self.decides = 0
         self.begins_at = BEGIN
         self.ended_at: float | None = None
         self.plans: set[Plan] = set()
@@ -274,44 +149,14 @@ class Cluster:
         else:
             rank.stopped_until = rank.wake = until
 
-    def cut(self, sender: int, to: int) -> bool:
-        """Whether a split keeps a word from its way."""
-        for split in self.plan.splits:
-            if not split.window.holds(self.now - BEGIN) or (sender in split.apart) == (to in split.apart):
-                continue
-            if not (split.one_way and sender in split.apart):
-                return True
-        return False
-
-    # ---- the network -------------------------------------------------------------------------------
-
-    def post(self, sender: SimNode, send: SendPeer) -> None:
-        """A word sets out."""
-        name = send.node or send.address
-        if not name.startswith("n"):
-            return
-        to = int(name[1:])
-        self.sent += 1
-        calm = self.now >= BEGIN + self.plan.calm_at
-        message = send.message
-        if self.plan.on_wire:
-            message = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=BetweenNodes)
-        rng, plan = self.rng, self.plan
-        for _ in range(1 if calm or rng.random() >= plan.twice else 2):
-            if not calm and (rng.random() < plan.loss or self.cut(sender.number, to)):
-                continue
-            late = plan.late_s * rng.random() if not calm and rng.random() < 0.2 else 0.0
-            self.net.append((self.now + plan.delay_s * rng.random() + late, sender.number, to, message))
+    # ---- what arrives ------------------------------------------------------------------------------
 
     def deliver(self, now: float) -> None:
         """What has arrived."""
-        if self.net:
-            ripe = [item for item in self.net if item[0] <= now]
-            self.net = [item for item in self.net if item[0] > now]
-            for _, sender, to, word in sorted(ripe, key=lambda item: item[0]):
-                node = self.nodes[to]
-                if node.powered and now >= node.up_at:
-                    node.words.append(PeerReport(self.nodes[sender].name, now, word))
+        for _, sender, to, word in self.net.arrived(now):
+            node = self.nodes[to]
+            if node.powered and now >= node.up_at:
+                node.words.append(PeerReport(self.nodes[sender].name, now, word))
         if self.ipc:
             waiting, self.ipc = self.ipc, []
             for at, rank, pid, message in waiting:
@@ -337,7 +182,7 @@ class Cluster:
         poll_s = self.policy.poll_online_s if node.state.phase is Phase.ONLINE else self.policy.poll_battery_s
         if now >= node.polled_at + poll_s:
             node.polled_at = now
-            samples = (self.sample(node, now),)
+            samples = (node.sample(now),)
         pages: tuple[PageReport, ...] = ()
         if now >= node.pages_at + 1.0:
             node.pages_at = now
@@ -353,22 +198,6 @@ class Cluster:
         )
         node.reports, node.beats, node.words = [], [], []
         self.decide(node, seen, now)
-
-    def sample(self, node: SimNode, now: float) -> Sample:
-        """What its UPS says."""
-        outages = self.plan.outages
-        outage = outages[node.number] if node.number < len(outages) else Outage()
-        since = now - BEGIN
-        out = since >= outage.at and (outage.back is None or since < outage.back)
-        node.outage_seen = node.outage_seen or out
-        status = ["OB", "DISCHRG"] if out else ["OL"]
-        if out and since >= outage.low_at:
-            status.append("LB")
-        if out and since >= outage.fsd_at:
-            status.insert(0, "FSD")
-        left = max(20.0, 300.0 - max(0.0, since - outage.at)) if out else 300.0
-        values = {"ups.status": " ".join(status), "battery.charge": f"{left / 3:.0f}", "battery.runtime": f"{left:.0f}"}
-        return Sample("ups", now, Comm.OK, values)
 
     def decide(self, node: SimNode, seen: Observation, now: float) -> None:
         """Decide, check, journal, act, tell the others: the daemon's loop."""
@@ -395,7 +224,7 @@ class Cluster:
         node.said, sends = gossip.words(self.policy, node.state, node.said, now)
         for send in sends:
             if share >= 1.0 or self.rng.random() < share:
-                self.post(node, send)
+                self.net.post(node.number, send, now)
         if fall is not None and share < 1.0:
             if fall.dark:
                 self.power_off(node)

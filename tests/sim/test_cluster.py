@@ -14,10 +14,12 @@ from powerguard.core.types import Phase
 from powerguard.errors import InvariantError
 from powerguard.sim.agree import main, many
 from powerguard.sim.chances import draw
-from powerguard.sim.cluster import BEGIN, JOB, Cluster, Fall, Mishap, Outage, Run, Split, Window
+from powerguard.sim.cluster import JOB, Cluster
+from powerguard.sim.fates import Fall, Mishap, Outage, Run, Split, Window
 from powerguard.sim.laws import Breach
 from powerguard.sim.planted import BUGS, planted
 from powerguard.sim.ranks import NEVER, Spec
+from powerguard.sim.sim_node import BEGIN
 
 RUNS = int(os.environ.get("POWERGUARD_TEST_SIM", "300"))
 
@@ -164,7 +166,7 @@ def test_a_job_of_one_node_needs_nobody():
     cluster.run()
 
     assert cluster.laws.seals
-    assert 0 == cluster.sent
+    assert 0 == cluster.net.sent
     assert not cluster.nodes[0].powered
 
 
