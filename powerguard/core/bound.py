@@ -19,7 +19,9 @@ VOLT_SAVE, VOLT_SAVE_EARLY, VOLT_EARLY_S, VOLT_HARD_FROM_S = 1.80, 1.86, 60.0, 6
 FRAIL_FROM_S = 2.0  # two looks: nobody stops for one reading
 FRAIL_SPARE = 1.5  # a quantile by age is wrong by so much where it matters
 RECENT_S = 3600.0  # so soon after another outage a battery isn't full, whatever it shows: VRLA takes hours
-UNSEEN_SPARE = 1.5  # and where nothing is seen of it, for up to a minute: of 3,030 long saves it loses two fewer
+UNSEEN_SPARE, UNSEEN_SLOW_S = 1.5, 8.0
+"""A UPS that refreshes more seldom shows nothing of its battery for up to a minute, and must hold so many needs
+meanwhile: of 3,030 simulated saves of 300 s it loses two fewer."""
 OLD_Y = 4.0  # VRLA lives 3-5 years (Eaton 5PX and APC SRT manuals)
 VOLT_HALT = 1.93  # at idle load this is past the plateau
 LB_DOUBT_LEFT, LB_DOUBT_S = 2.0, 60.0
@@ -163,7 +165,8 @@ def _save_now(
     if not draw.arrived and draw.prior_at >= 0.0 and t_s >= RUNTIME_HARD_FROM_S * scale:
         # the UPS still shows the mains' values: a dead battery wouldn't show before it is flat
         left = max(0.0, (draw.prior_at - draw.since) * scale - t_s)
-        if left <= UNSEEN_SPARE * save_s:
+        slow = (reading.pollfreq_s or 0.0) > UNSEEN_SLOW_S
+        if left <= (UNSEEN_SPARE if slow else 1.0) * save_s:
             return f"no word of the battery yet, a prior of {left:.0f} s, and {save_s:.0f} s are needed"
     if FRAIL_FROM_S * scale <= t_s < FROM_S * scale and draw.prior_at >= 0.0:
         left = max(0.0, (draw.prior_at - draw.since) * scale - t_s)
