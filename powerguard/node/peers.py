@@ -225,6 +225,8 @@ class Peers:
                 continue
             self._routes[node] = parts[0].bytes
             self._heard(node, [part.bytes for part in parts[1:]])
+            if self._out:
+                return  # a decision doesn't wait for what a thousand others have to say
 
     def _take(self, node: str, line: Line) -> None:
         line.heard_at = self._clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 
 import pytest
@@ -56,6 +57,29 @@ def test_one_word_to_many_is_framed_once_and_reaches_each(nodes, eventually):
         assert one.peers._frames(word) is one.peers._frames(word)
     for other in (two, three):
         eventually(lambda other=other: other.heard and other.heard[-1].message.n == 499)
+
+
+def test_what_is_to_be_said_waits_for_no_queue_of_words(nodes, eventually):
+    """An answer goes out before the next word is read, however many have come."""
+    a, b = pairs("a", "b")
+    one, two = nodes(a, b), nodes(b, a)
+    waiting, go_on = [], threading.Event()
+
+    def put(heard) -> None:
+        go_on.wait(60.0)
+        waiting.append(len(one.peers._out))
+        one.peers.send("b", report("a", heard.message.n))
+
+    one.peers._put = put
+    two.peers.reach({"a": (one.at,)})
+    eventually(lambda: "b" in one.peers.heard_at)
+    for n in range(20):
+        two.peers.send("a", report("b", n))
+        eventually(lambda: not two.peers._out)
+    go_on.set()
+    eventually(lambda: len(waiting) >= 10)
+
+    assert {0} == set(waiting)
 
 
 def test_a_node_that_was_restarted_is_spoken_to_without_a_greeting(nodes, eventually):
