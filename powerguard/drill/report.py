@@ -29,6 +29,7 @@ img { width: 100%; height: auto; display: block; }
 table { border-collapse: collapse; width: 100%; }
 td, th { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid var(--line);
   overflow-wrap: anywhere; }
+th { overflow-wrap: normal; }
 td.number { white-space: nowrap; font-variant-numeric: tabular-nums; }
 td.word { white-space: nowrap; }
 ol { margin: 0; padding: 0 0 0 1.6rem; columns: 19rem; } ol span { font-variant-numeric: tabular-nums; }
