@@ -206,9 +206,11 @@ def daemon_figures(upsd: SimUpsd, folder: Path, count: int, watch_s: float) -> d
             daemon, took = ready_s(config, folder)
             starts.append(took)
         bare = Process([sys.executable, "-c", BARE, str(upsd.port)], {})
-        time.sleep(3.0)
-        rss, cpu, floor = daemon.watch(watch_s, bare)
-        bare.end()
+        try:
+            time.sleep(3.0)
+            rss, cpu, floor = daemon.watch(watch_s, bare)
+        finally:
+            bare.end()
         rank = Rank(run / "ranks.sock")
         found = delays(upsd, lambda: rank.until(Notice, 20.0), lambda: time.sleep(3.5), count, 1.0)
         rank.close()

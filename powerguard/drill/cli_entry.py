@@ -94,8 +94,11 @@ def drill(
 
 @contextmanager
 def _folder(out: Path | None, name: str) -> Iterator[Path]:
-    """*out*, or a new folder here that no other drill has; it goes again if nothing was written into it."""
-    folder = out or _new_folder(f"drill-{name}-{datetime.now():%Y%m%d-%H%M%S}")  # noqa: DTZ005 - a name for people
+    """*out*, or a new folder here that no other drill has; a new one goes again if nothing was written into it."""
+    if out is not None:
+        yield out
+        return
+    folder = _new_folder(f"drill-{name}-{datetime.now():%Y%m%d-%H%M%S}")  # noqa: DTZ005 - a name for people
     try:
         yield folder
     finally:

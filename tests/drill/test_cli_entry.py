@@ -55,6 +55,9 @@ def test_drills_begun_in_the_same_second_have_a_folder_each(tmp_path, monkeypatc
         (first / "report.html").touch()
     assert first.is_dir()
     assert not second.exists()
+    with _folder(second, "dip") as named:
+        named.mkdir()
+    assert second.is_dir()  # a folder that was named is its owner's
     assert [_new_folder("all").name for _ in range(3)] == ["all", "all-2", "all-3"]
 
 
