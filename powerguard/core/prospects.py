@@ -92,8 +92,7 @@ def doubtful(job: Job, order: Order, step: int) -> bool:
 
 def copies(job: Job) -> list[set[int]]:
     """The steps that each rank holds staged, as its deputy told."""
-    members = [job.members.get(rank) for rank in range(job.world_size)]
-    return [set(member.staged) if member is not None and member.deputy_at is not None else set() for member in members]
+    return [set(job.members[rank].staged) if deputy(job, rank) else set() for rank in range(job.world_size)]
 
 
 def out_of_step(job: Job) -> bool:

@@ -38,8 +38,8 @@ def late(faults: tuple[f.Fault, ...]) -> str:
 def main() -> None:
     """Takes part, and runs the module."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {END})  # first: threads inherit it
-    for number, deed in ((f.InEval, _away), (f.GilHeld, _hold), (f.InCompile, _compile)):
-        signal.signal(BEGIN[number], deed)
+    for kind, deed in ((f.InEval, _away), (f.GilHeld, _hold), (f.InCompile, _compile)):
+        signal.signal(BEGIN[kind], deed)
     rank, colon, seconds = os.environ.get(LATE, "").partition(":")
     if colon and rank == os.environ.get("RANK"):
         time.sleep(float(seconds))
