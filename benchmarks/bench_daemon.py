@@ -161,6 +161,13 @@ class Rank:
         self._context.destroy(linger=0)
 
 
+def unit_environment() -> dict[str, str]:
+    """What the unit sets for the daemon."""
+    lines = (ROOT / "systemd/powerguard.service").read_text().splitlines()
+    words = [word for line in lines if line.startswith("Environment=") for word in line[12:].split()]
+    return dict(word.split("=", 1) for word in words)
+
+
 def ready_s(config: Path, folder: Path) -> tuple[Process, float]:
     """A daemon, and how long it took from exec to READY=1."""
     path = str(folder / "notify")
@@ -171,7 +178,7 @@ def ready_s(config: Path, folder: Path) -> tuple[Process, float]:
         listener.settimeout(60)
         began = time.monotonic()
         command = [sys.executable, "-m", "powerguard.cli", "run", "-c", str(config)]
-        daemon = Process(command, {"NOTIFY_SOCKET": path, "PYTHONPATH": str(ROOT)})
+        daemon = Process(command, {**unit_environment(), "NOTIFY_SOCKET": path, "PYTHONPATH": str(ROOT)})
         while b"READY=1" not in listener.recv(4096):
             pass
         return daemon, time.monotonic() - began

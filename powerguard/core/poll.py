@@ -11,7 +11,7 @@ from powerguard.core.types import Phase
 FAST_S = 0.2
 """Between ticks when something is about to happen; the size of the delay that a reader of the journal sees."""
 
-LOOK_S = 5.0
+LOOK_S = 10.0
 """Between decisions on line power while the feeds say nothing new. A UPS may be read more often; news never waits."""
 
 SHARE = 0.1
@@ -20,7 +20,7 @@ SHARE = 0.1
 
 def look_s(policy: Policy) -> float:
     """Seconds between decisions on readings that say nothing new; far less than a feed may be silent."""
-    return max(policy.poll_online_s, min(LOOK_S, policy.blind_save_s / 8))
+    return max(policy.poll_online_s, min(LOOK_S, policy.blind_save_s / 4))
 
 
 def poll_wait(policy: Policy, state: State, now: float) -> float:

@@ -156,7 +156,7 @@ class Daemon:
         wait_s = min(poll_wait(self.config.policy, self.state, now), self._parts.lines.wait_s(self.state, now))
         watchdog_s = self._parts.notify.watchdog_s
         wait_s = min(wait_s, 0.2) if self._stopping else wait_s
-        return wait_s if watchdog_s is None else min(wait_s, watchdog_s / 4)
+        return wait_s if watchdog_s is None else min(wait_s, watchdog_s / 2)
 
     def _decide(self, seen: Observation, now: float) -> Decision:
         """A lawful decision."""
@@ -248,7 +248,8 @@ class Daemon:
     def _care(self, now: float) -> None:
         """What isn't deciding: poll rates, threads that ended, the system around us, what is in trouble."""
         parts, state, policy = self._parts, self.state, self.config.policy
-        parts.readers.poll(policy.poll_online_s if calm(state) else policy.poll_battery_s)
+        at_ease = calm(state)
+        parts.readers.poll(policy.poll_online_s if at_ease else policy.poll_battery_s, calm=at_ease)
         parts.readers.care()
         parts.system.follow(state, now)
         for what, care in (("bus", parts.bus.care), ("line to other nodes", parts.lines.care)):

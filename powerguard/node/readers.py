@@ -36,8 +36,8 @@ class Reader(Protocol):
     def trouble(self) -> str:
         """What is wrong with the thread, or ""."""
 
-    def set_poll(self, seconds: float) -> None:
-        """Reads so often from now on."""
+    def set_poll(self, seconds: float, *, calm: bool) -> None:
+        """Reads so often from now on; *calm*: what isn't new needn't be told each time."""
 
     def close(self, *, logout: bool = True, within_s: float = 10.0) -> bool:
         """Ends it."""
@@ -48,7 +48,7 @@ class Readers:
 
     def __init__(self, make: Callable[[UpsConfig, float], Reader], clock: Callable[[], float]) -> None:
         self._make, self._clock = make, clock
-        self._poll_s = 5.0
+        self._poll_s, self._calm = 5.0, False
         self._configs: dict[str, UpsConfig] = {}
         self._readers: dict[str, Reader] = {}
         self._tried_at: dict[str, float] = {}
@@ -70,12 +70,12 @@ class Readers:
         """Gives every LOGIN up, and reads on: the primary that would wait for us is to go down first."""
         self.apply([msgspec.structs.replace(ups, user="", password=Secret()) for ups in self._configs.values()])
 
-    def poll(self, seconds: float) -> None:
-        """The period of all of them."""
-        if seconds != self._poll_s:
-            self._poll_s = seconds
+    def poll(self, seconds: float, *, calm: bool) -> None:
+        """The period of all of them, and whether nothing is the matter."""
+        if (seconds, calm) != (self._poll_s, self._calm):
+            self._poll_s, self._calm = seconds, calm
             for reader in self._readers.values():
-                reader.set_poll(seconds)
+                reader.set_poll(seconds, calm=calm)
 
     def care(self) -> None:
         """Starts anew what has ended. Called at every tick."""
@@ -108,6 +108,7 @@ class Readers:
         self._tried_at[name] = self._clock()
         try:
             reader = self._make(self._configs[name], self._poll_s)
+            reader.set_poll(self._poll_s, calm=self._calm)
             reader.start()
         except Exception as err:  # no thread to be had, say: tried again at the next tick
             log.error("ups reader can't be started", feed=name, why=str(err))

@@ -25,14 +25,21 @@ LOGIN_AGAIN_S = 30.0
 
 POLL_LEAST_S = 0.05
 
-LAG_S, LAGS = 0.005, 8
-"""Feeds are looked at one after another, so long apart: two threads that do the same at the same instant take turns at
-every step, and each turn is a switch of threads, dearer than the step.
+WHOLE_S = 5.0
+"""While all is calm and a UPS says the same quiet status, polls ask for that alone and tell nothing; everything is
+asked and told so often: what upsmon asks, and how often upsmon asks it. A list is 40 to 60 lines, each a piece of its
+own that upsd writes.
+"""
+_QUIET = frozenset({"OL", "CHRG"})
+
+LAG_S, LAGS = 0.04, 8
+"""Feeds are looked at one after another, so long apart: two threads that do the same at the same instant are switched
+at every step, and each switch is dearer than the step.
 """
 
 
 class UpsReader(threading.Thread):
-    """Reads *address* every *poll_s* and gives each Sample to *put*, on this thread.
+    """Reads *address* every *poll_s* and gives each Sample to *put*, on this thread; see `WHOLE_S` for when it needn't.
 
     *clock* gives the instants of the samples (CLOCK_BOOTTIME); waits go by the monotonic clock. Without *user*
     there is no LOGIN. *feed* names the samples; the address by default. *turn* numbers the readers of a process.
@@ -61,6 +68,9 @@ class UpsReader(threading.Thread):
         self._poll_s, self._answer_s, self._poll_max_s = max(POLL_LEAST_S, poll_s), answer_s, poll_max_s
         self._lag_s = LAG_S * (turn % LAGS)
         self._client: CheckedClient | None = None
+        self._calm = False
+        self._quiet = ""  # the status that the last list told, if it is one of a UPS with nothing to say
+        self._listed_at = 0.0
         self._authenticated = False  # USERNAME and PASSWORD can be said once a connection
         self._login_held = False
         self._login_problem = ""
@@ -88,10 +98,10 @@ class UpsReader(threading.Thread):
         """Seconds between polls."""
         return self._poll_s
 
-    def set_poll(self, seconds: float) -> None:
-        """Polls every *seconds* from now on; a shorter period counts from the last poll."""
+    def set_poll(self, seconds: float, *, calm: bool = False) -> None:
+        """Polls every *seconds* from now on; a shorter period counts from the last poll. *calm*: see `WHOLE_S`."""
         with self._wake:
-            self._poll_s = max(POLL_LEAST_S, seconds)
+            self._poll_s, self._calm = max(POLL_LEAST_S, seconds), calm
             self._wake.notify()
 
     def trouble(self) -> str:
@@ -124,6 +134,8 @@ class UpsReader(threading.Thread):
         """Polls until closed."""
         while self._wait():
             self._last = began = time.monotonic()
+            if self._still_quiet(began):
+                continue
             sample = self._poll(began)
             try:
                 self._put(sample)
@@ -150,11 +162,28 @@ class UpsReader(threading.Thread):
                 self._wake.wait(left_s)
         return False
 
+    def _still_quiet(self, began: float) -> bool:
+        """Whether there is nothing to tell: a list of the last `WHOLE_S` says what upsd says now."""
+        client, status = self._client, self._quiet
+        if client is None or not self._calm or not status or began - self._listed_at > WHOLE_S - self._poll_s / 2:
+            return False
+        self._quiet = ""
+        client.until = began + self._poll_max_s
+        try:
+            if client.still(self.address.ups, "ups.status", status):
+                self._quiet = status
+        except NutError:
+            if not client.connected:
+                self._drop()
+        return bool(self._quiet)
+
     def _poll(self, began: float) -> Sample:
         variables: dict[str, str] = {}
         try:
             variables = self._read(began + self._poll_max_s)
             comm, detail = _state(variables), self._login_problem
+            if self._user is None or self._login_held:
+                self._quiet, self._listed_at = _quiet(variables), began
         except NutError as error:
             comm, detail = error.comm, str(error)
         except PowerguardError as error:
@@ -227,6 +256,7 @@ class UpsReader(threading.Thread):
         client, self._client = self._client, None
         self._authenticated = self._login_held = False
         self._login_at = 0.0
+        self._quiet = ""
         if client is not None:
             client.close()
 
@@ -241,3 +271,10 @@ class UpsReader(threading.Thread):
 def _state(variables: dict[str, str]) -> Comm:
     """upsd answers WAIT, and nothing else, until the driver's first data is in."""
     return Comm.WAIT if variables.get("ups.status", "").split() == ["WAIT"] else Comm.OK
+
+
+def _quiet(variables: dict[str, str]) -> str:
+    """The status, if it is that of a UPS on line with nothing to say."""
+    status = variables.get("ups.status", "")
+    words = status.split()
+    return status if "OL" in words and _QUIET.issuperset(words) else ""

@@ -193,6 +193,10 @@ class CheckedClient(PyNUTClient):  # type: ignore[misc]  # pynut2 has no annotat
         """One value."""
         return self._x.one("VAR", ups, var)
 
+    def still(self, ups: str, var: str, value: str) -> bool:
+        """Whether the value is what it was."""
+        return self._x.repeats(value, "VAR", ups, var)
+
     def var_description(self, ups: str, var: str) -> str:
         """What *var* means."""
         return self._x.one("DESC", ups, var)

@@ -50,6 +50,13 @@ class Refused(NutError):
         self.comm = _STATES.get(code, Comm.REFUSED)
 
 
+def _line(question: tuple[str, ...], shown: str) -> str:
+    try:
+        return " ".join((question[0], *(quote(word) for word in question[1:])))
+    except ValueError as error:
+        raise ConfigError(f"can't ask upsd {shown or question[0]}: {error}") from None
+
+
 class Exchange:
     """A connection to upsd, connected when made, for one thread. Closed at the first doubt, and then for good.
 
@@ -92,13 +99,13 @@ class Exchange:
         self.close()
         return Unreadable(what)
 
-    def write(self, question: str) -> None:
-        """Sends one question, newline included."""
+    def write(self, question: str, *, pieces: bool = False) -> None:
+        """Sends one question, newline included; *pieces*: a long answer is awaited."""
         if self._link is None:
             raise Unreadable("not connected")
         self._link.until = self.until if self.until is not None else time.monotonic() + self.exchange_s
         try:
-            self._link.send(encode(question))
+            self._link.send(encode(question), pieces=pieces)
         except LinkError as error:
             raise self._lost(error) from None
 
@@ -122,17 +129,34 @@ class Exchange:
         """The words of a one-line answer, or the first line of a longer one. Raises Unreadable, Refused, and
         ConfigError for a word that can't be sent. *shown* replaces a question that holds a secret in messages.
         """
-        try:
-            line = " ".join((question[0], *(quote(word) for word in question[1:])))
-        except ValueError as error:
-            raise ConfigError(f"can't ask upsd {shown or question[0]}: {error}") from None
-        self.write(line + "\n")
+        line = _line(question, shown)
+        self.write(line + "\n", pieces=question[0] == "LIST")
+        return self._answer(shown or line)
+
+    def _answer(self, asked: str) -> list[str]:
         answer = self.words()
         if answer[:1] == ["ERR"]:
             if len(answer) < 2:
                 raise self.doubt("ERR without a word")
-            raise Refused(answer[1], f"{answer[1].lower().replace('-', ' ')} (asked: {shown or line})")
+            raise Refused(answer[1], f"{answer[1].lower().replace('-', ' ')} (asked: {asked})")
         return answer
+
+    def repeats(self, value: str, kind: str, *of: str) -> bool:
+        """Whether GET *kind* *of*… says *value*; raises what `one` does.
+
+        Where upsd spells its answer as NUT does, nothing is taken apart: asked once a second for years, that is most
+        of what a question costs.
+        """
+        if self._link is None:
+            raise Unreadable("not connected")
+        line = _line(("GET", kind, *of), "")
+        self._link.until = self.until if self.until is not None else time.monotonic() + self.exchange_s
+        try:
+            if self._link.answers(encode(line + "\n"), encode(f'{line[4:]} "{value}"\n')):
+                return True
+        except LinkError as error:
+            raise self._lost(error) from None
+        return self._after(self._answer(line), (kind, *of)) == [value]
 
     def expect(self, allowed: tuple[str, ...], *question: str, shown: str = "") -> None:
         """Asks, and insists on one of the *allowed* answers."""

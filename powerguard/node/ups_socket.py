@@ -8,6 +8,7 @@ a late or cut answer must never be taken for the next one.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 import threading
@@ -89,8 +90,10 @@ class LineSocket:
         self.until = until
         self._buffer = bytearray()
         self._taken = 0  # bytes of the answer being read
+        self._arrived = select.poll()
         self._socket = self._connect(resolver.resolve(host, port, self._left(connect_s)), connect_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._arrived.register(self._socket, select.POLLIN)
 
     def _connect(self, places: list[Place], connect_s: float) -> socket.socket:
         why = "no address"
@@ -111,14 +114,18 @@ class LineSocket:
         """What the next wait may take; never 0, which would mean a socket that doesn't wait at all."""
         return max(0.001, min(at_most_s, self.until - time.monotonic()))
 
-    def send(self, data: bytes) -> None:
-        """Asks. An answer to nothing that is already there is a doubt of its own."""
+    def send(self, data: bytes, *, pieces: bool = False) -> None:
+        """Asks. An answer to nothing that is already there is a doubt of its own.
+
+        *pieces*: the answer is a long one, and the other end is left a moment for it.
+        """
         self._check_quiet()
         self._taken = 0
         try:
             self._socket.settimeout(self._left(self.answer_s))
             self._socket.sendall(data)
-            time.sleep(min(PIECES_S, self._left(self.answer_s)))
+            if pieces:
+                time.sleep(min(PIECES_S, self._left(self.answer_s)))
         except TimeoutError:
             raise self._doubt("the server doesn't read") from None
         except OSError as error:
@@ -129,6 +136,8 @@ class LineSocket:
             raise self._doubt("more was answered than asked")
         if isinstance(self._socket, ssl.SSLSocket):
             return  # session tickets wake the raw socket
+        if not self._arrived.poll(0):
+            return
         try:
             self._socket.settimeout(0)
             ahead = self._socket.recv(1, socket.MSG_PEEK)
@@ -139,6 +148,15 @@ class LineSocket:
         if ahead:
             raise self._doubt("more was answered than asked")
         raise self._doubt("connection closed by the server", gone=True)
+
+    def answers(self, question: bytes, expected: bytes) -> bool:
+        """Asks, and tells whether *expected* is all that comes. Anything else is there to be read, line by line."""
+        self.send(question)
+        self._receive()
+        if self._buffer != expected:
+            return False
+        self._buffer.clear()
+        return True
 
     def read_line(self) -> bytes:
         """The next whole line without its end. A line that was cut is an error, never a value."""

@@ -56,7 +56,7 @@ class FakeReader:
     """A reader thread that isn't one."""
 
     def __init__(self) -> None:
-        self.alive, self.poll_s, self.closed = False, 0.0, None
+        self.alive, self.poll_s, self.calm, self.closed = False, 0.0, False, None
         self.login_held, self.login_problem = True, ""
 
     def start(self) -> None:
@@ -68,8 +68,8 @@ class FakeReader:
     def trouble(self) -> str:
         return "" if self.alive else "it died"
 
-    def set_poll(self, seconds: float) -> None:
-        self.poll_s = seconds
+    def set_poll(self, seconds: float, *, calm: bool) -> None:
+        self.poll_s, self.calm = seconds, calm
 
     def close(self, *, logout: bool = True, within_s: float = 10.0) -> bool:  # noqa: ARG002
         self.closed, self.alive = logout, False

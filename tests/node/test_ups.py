@@ -11,7 +11,7 @@ import pytest
 from msgspec import json
 
 from powerguard.core.types import Comm, Sample
-from powerguard.node.ups import RETRY_MOST_S, UpsReader
+from powerguard.node.ups import RETRY_MOST_S, WHOLE_S, UpsReader
 from powerguard.node.ups_line import UpsAddress
 from powerguard.sim.upsd import HEALTHY, SimUpsd
 
@@ -126,6 +126,63 @@ def test_every_fault_is_unreachable_and_passes(readers, kind):
     assert readers.next(Comm.OK).variables["ups.status"] == "OB LB"
     assert readers.upsd.wait_for(lambda server: server.numlogins("demo") == 1)
     assert reader.login_held
+
+
+def calm_reader(readers, **options) -> UpsReader:
+    """A reader in calm, its first list told and its first question for the status alone asked."""
+    reader = readers.start(**USER, **options)
+    readers.next()
+    reader.set_poll(0.05, calm=True)
+    assert readers.upsd.wait_for(lambda server: "GET VAR demo ups.status" in server.asked)
+    readers.skip()
+    return reader
+
+
+def test_in_calm_only_the_status_is_asked_for(readers):
+    """The same quiet status is told by nobody; the next list, and sample, is due by its age."""
+    calm_reader(readers)
+    asked = len(readers.upsd.asked)
+    assert readers.upsd.wait_for(lambda server: len(server.asked) >= asked + 10)
+    assert set(list(readers.upsd.asked)[asked : asked + 10]) == {"GET VAR demo ups.status"}
+    assert readers.next(within_s=WHOLE_S + 10.0).variables == dict(HEALTHY)
+    assert readers.upsd.connections == 1
+
+
+def test_a_new_status_is_told_at_once_and_whole(readers):
+    """In calm too: everything is asked for as soon as the status isn't what it was, and at each poll from then on."""
+    calm_reader(readers)
+    readers.upsd.set("demo", {"ups.status": "OB DISCHRG", "battery.charge": "91"})
+    for _ in range(3):
+        sample = readers.next(within_s=WHOLE_S / 2)
+        assert (sample.variables["ups.status"], sample.variables["battery.charge"]) == ("OB DISCHRG", "91")
+
+
+@pytest.mark.parametrize("status", ["OL RB", "OL ALARM", "OL LB", "FSD OL", "OL OFF", "OL BYPASS", "OL CAL", ""])
+def test_a_status_that_has_something_to_say_is_never_quiet(readers, status):
+    """Whoever says more than "on line" is asked for everything, each time."""
+    readers.upsd.set("demo", {"ups.status": status})
+    reader = readers.start(**USER)
+    readers.next()
+    reader.set_poll(0.05, calm=True)
+    for _ in range(3):
+        assert readers.next(within_s=WHOLE_S / 2).variables["ups.status"] == status
+    assert "GET VAR demo ups.status" not in readers.upsd.asked
+
+
+@pytest.mark.parametrize("kind", ["wait", "stale", "driver-gone", "silent", "cut", "garbage", "wrong", "refuse"])
+def test_in_calm_a_fault_is_told_at_once(readers, kind):
+    """No UPS hides behind a status of before: not a stale one, nor one whose server went or talks nonsense."""
+    calm_reader(readers)
+    readers.upsd.fault(kind, data=b"what?\n" if kind == "garbage" else b"")
+    assert readers.next(within_s=WHOLE_S / 2).comm is not Comm.OK
+
+
+def test_in_calm_a_restarted_upsd_gets_its_login_again(readers):
+    """The connection that is gone is made anew at once, with its LOGIN."""
+    calm_reader(readers)
+    readers.upsd.restart()
+    assert readers.next(within_s=WHOLE_S / 2).comm is Comm.OK
+    assert readers.upsd.wait_for(lambda server: server.numlogins("demo") == 1)
 
 
 def test_a_restarted_upsd_costs_no_sample(readers):
