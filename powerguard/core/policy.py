@@ -31,7 +31,7 @@ class Policy(Struct, frozen=True, omit_defaults=True):
     on_battery: str = "ride"  # "ride": train on battery while it lasts; "park": stop after the debounce
     confirm_s: float = 0.0  # on battery this long before an event is announced (0 = at once; it only saves early)
     resume_after_s: float = 10.0  # mains must be back this long before ranks resume (3 polls and a flap)
-    poll_online_s: float = 5.0  # between looks at the UPS on line power
+    poll_online_s: float = 5.0  # between looks at the UPS on line power (its status; everything every 5 s)
     poll_battery_s: float = 2.0  # between looks at it on battery
 
     # save early, train on
