@@ -13,7 +13,7 @@ from powerguard.cli import checks, checks_node, plan
 from powerguard.cli.ask import fetch
 from powerguard.cli.checks import SECONDARY, Finding
 from powerguard.cli.out import console, safe, say_json, seconds
-from powerguard.config import Config
+from powerguard.config import FILE, Config
 from powerguard.core.need import Need
 from powerguard.core.types import Sample
 from powerguard.errors import CannotCarry, DaemonUnreachable, PowerguardError
@@ -41,8 +41,8 @@ def register(app: typer.Typer) -> None:
 
 def check(
     file: Annotated[
-        Path, typer.Option("-c", "--config", help="the configuration file", show_default=False, readable=False)
-    ],
+        Path, typer.Option("-c", "--config", help="the configuration file", show_default=True, readable=False)
+    ] = Path(FILE),
     *,
     directory: Annotated[
         Path | None,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from powerguard.config import FILE
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command to *app*."""
@@ -15,8 +17,8 @@ def register(app: typer.Typer) -> None:
 
 def run(
     file: Annotated[
-        Path, typer.Option("-c", "--config", help="the configuration file", show_default=False, readable=False)
-    ],
+        Path, typer.Option("-c", "--config", help="the configuration file", show_default=True, readable=False)
+    ] = Path(FILE),
     really: Annotated[
         bool, typer.Option("--really", help="power the node off when it must be; without it, only say so")
     ] = False,

@@ -1,6 +1,6 @@
 """The configuration: TOML → frozen Config; every problem at once, relations validated, `${CREDENTIALS_DIRECTORY}`."""
 
-from powerguard.config.parse import load, loads
+from powerguard.config.parse import FILE, load, loads
 from powerguard.config.values import (
     Config,
     HaltConfig,
@@ -16,6 +16,7 @@ from powerguard.config.values import (
 )
 
 __all__ = [
+    "FILE",
     "Config",
     "HaltConfig",
     "LogConfig",

@@ -27,6 +27,9 @@ from powerguard.config.values import (
 from powerguard.core.policy import Policy
 from powerguard.errors import ConfigError
 
+FILE = "/etc/powerguard/powerguard.toml"
+"""Where the daemon's is, unless it is told otherwise."""
+
 FILE_MAX_BYTES = 1 << 20
 SHED_LEAST_PCT = 20.0
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -52,7 +55,8 @@ def load(
             raw = file.read(FILE_MAX_BYTES + 1)
     except (OSError, ValueError) as err:
         why = err.strerror if isinstance(err, OSError) else str(err)
-        raise ConfigError(f"{path}: can't be read: {why}", todo="name an existing file with -c") from None
+        todo = "name an existing file with -c; powerguard service install writes one"
+        raise ConfigError(f"{path}: can't be read: {why}", todo=todo) from None
     if len(raw) > FILE_MAX_BYTES:
         raise ConfigError(f"{path}: longer than {FILE_MAX_BYTES} bytes", todo="name the right file with -c")
     try:

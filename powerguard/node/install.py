@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from powerguard.config import FILE
 from powerguard.core.policy import Policy
 from powerguard.errors import PowerguardError, UsageError
 from powerguard.generations.disk import DISK
@@ -26,7 +27,7 @@ from powerguard.generations.durable import make_directory, write_file
 from powerguard.node import units
 from powerguard.node.program import ProgramFailed, run
 
-CONFIG = "/etc/powerguard/powerguard.toml"
+CONFIG = FILE
 PASSWORD = "/etc/powerguard/nut-password"
 MANIFEST = "/etc/powerguard/.installed.json"
 STATE = ("/var/lib/powerguard", "/var/lib/powerguard-shed")
