@@ -2,6 +2,7 @@
 
 torchrun --nproc-per-node 2 examples/deepspeed_engine.py --dir /tmp/run
 torchrun --nproc-per-node 2 examples/deepspeed_engine.py --dir /tmp/run2 --stage 1 --bf16
+torchrun --nproc-per-node 2 examples/deepspeed_engine.py --dir /tmp/run3 --stage 3
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def main() -> None:
     options.add_argument("--save", type=Path, help="file for the trained parameters")
     options.add_argument("--steps", type=int, default=60)
     options.add_argument("--pace", type=float, default=0.0, help="seconds a step, to watch it")
-    options.add_argument("--stage", type=int, choices=(1, 2), default=2, help="of ZeRO")
+    options.add_argument("--stage", type=int, choices=(1, 2, 3), default=2, help="of ZeRO")
     options.add_argument("--bf16", action="store_true", help="compute in bfloat16, with fp32 weights in the optimizer")
     arguments = options.parse_args()
 
@@ -47,8 +48,10 @@ def main() -> None:
         time.sleep(arguments.pace)
         guard.boundary()
     guard.close()
-    if arguments.save is not None and engine.global_rank == 0:
-        torch.save(net.state_dict(), arguments.save)
+    with deepspeed.zero.GatheredParameters(list(net.parameters()), enabled=arguments.stage == 3):
+        if arguments.save is not None and engine.global_rank == 0:
+            weights = {name: weight.clone() for name, weight in net.state_dict().items()}  # without ZeRO's padding
+            torch.save(weights, arguments.save)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ NEEDS = {
     "huggingface_trainer": ("transformers", ["1", "2"]),
     "lightning_callback": ("lightning", ["1", "2"]),
     "accelerate_loop": ("accelerate", ["1", "2"]),
-    "deepspeed_engine": ("deepspeed", ["2", "2 --stage 1 --bf16"]),
+    "deepspeed_engine": ("deepspeed", ["2", "2 --stage 1 --bf16", "2 --stage 3"]),
 }
 """Which package an example needs, and with how many ranks, and which options, it is tried."""
 RUNS = [(name, run) for name, (_, runs) in sorted(NEEDS.items()) for run in runs]
