@@ -39,6 +39,8 @@ def main() -> int:
         done = study(_setting(options, flaw), options.jobs)
         wall_s = time.perf_counter() - began
         documents.append(_document(done, wall_s))
+        if len(flaws) > 1:
+            print(f"{flaw}: {wall_s:.0f} s", file=sys.stderr)
         if options.plot is not None:
             path = options.plot if len(flaws) == 1 else options.plot.with_stem(f"{options.plot.stem}-{flaw}")
             show.plot(done, path)
