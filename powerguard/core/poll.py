@@ -19,7 +19,7 @@ SHARE = 0.1
 
 
 def look_s(policy: Policy) -> float:
-    """Seconds between decisions on readings that say nothing new; far less than a feed may be silent."""
+    """Seconds between decisions on readings that say nothing new; less than a feed may be silent."""
     return max(policy.poll_online_s, min(LOOK_S, policy.blind_save_s / 4))
 
 

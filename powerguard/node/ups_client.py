@@ -194,7 +194,7 @@ class CheckedClient(PyNUTClient):  # type: ignore[misc]  # pynut2 has no annotat
         return self._x.one("VAR", ups, var)
 
     def still(self, ups: str, var: str, value: str) -> bool:
-        """Whether the value is what it was."""
+        """Whether the value is *value*; asked for again and again, this takes least."""
         return self._x.repeats(value, "VAR", ups, var)
 
     def var_description(self, ups: str, var: str) -> str:
