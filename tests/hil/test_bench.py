@@ -120,8 +120,12 @@ def test_an_interrupt_ends_it(bench, plug):
             os.kill(os.getpid(), signal.SIGINT)
 
     plug.moved = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        bench(Person("desk"), dark_s=60).run()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell began us in the background
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            bench(Person("desk"), dark_s=60).run()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert plug.relays[0]
 
 
