@@ -8,16 +8,15 @@ the path of the (first) tensor in the state.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 
 from powerguard.train.dtypes import dtype_name
 
 
-@dataclass(frozen=True)
-class Blob:
+class Blob(Struct, frozen=True):
     """One part of a shard: *source*'s values in C order."""
 
     name: str
@@ -30,8 +29,7 @@ class Blob:
         return self.source.numel() * self.source.element_size()
 
 
-@dataclass
-class Found:
+class Found(Struct):
     """A tensor in the state, and the record's description of it, filled by `pack`."""
 
     path: str

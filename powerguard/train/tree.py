@@ -147,7 +147,7 @@ class _Walk:
             payload["parameter"] = True
         if value.requires_grad and value.is_leaf:
             payload["grad"] = True
-        tensor = value.detach()
+        tensor = value.detach() if value.requires_grad or type(value) is not torch.Tensor else value
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg().clone()
         self.found.append(Found(path, tensor, payload, group))
