@@ -28,7 +28,7 @@ __all__ = ["CONTROL_SOCKET", "Answer", "Ask", "Control", "ask", "served"]
 
 CONTROL_SOCKET = "control.sock"
 ANSWER_WAIT_S = 5.0
-LOOK_AGAIN_MS = 10_000
+LOOK_AGAIN_MS = 60_000
 """Nothing but a question or `close` has to wake the thread; this is only the bound."""
 
 

@@ -57,7 +57,7 @@ BURST = 1000.0
 QUEUED_MAX = 65536
 TAKE_MAX = 1000
 """Messages taken in a row before the thread looks at what is to be sent."""
-LOOK_AGAIN_MS = 10_000
+LOOK_AGAIN_MS = 60_000
 """Messages, `send` and `close` wake the thread; this is only the bound."""
 FROM_DEPUTY = (Held, Shard, Failed, SealWritten, Ack)
 TO_DEPUTY = (Ack, Seal, Sealed, Resume, Exit)
