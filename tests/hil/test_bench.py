@@ -120,7 +120,8 @@ def test_an_interrupt_ends_it(bench, plug):
             os.kill(os.getpid(), signal.SIGINT)
 
     plug.moved = interrupted
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell began us in the background
+    # a shell that begins us in the background has it ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             bench(Person("desk"), dark_s=60).run()
