@@ -515,11 +515,11 @@ def test_polls_hurry_on_battery(tmp_path):
     bench = Bench(tmp_path)
     bench.step()
     bench.step()
-    assert bench.readers[0].poll_s == 5.0
+    assert (bench.readers[0].poll_s, bench.readers[0].calm) == (5.0, True)
     bench.outage()
     bench.run(_until(Phase.ON_BATTERY))
     bench.step()
-    assert bench.readers[0].poll_s == 2.0
+    assert (bench.readers[0].poll_s, bench.readers[0].calm) == (2.0, False)
 
 
 def test_a_full_disk_stops_neither_flush_nor_halt(tmp_path):
