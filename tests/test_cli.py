@@ -65,6 +65,7 @@ MISTAKES = [
     ("--bogus", 2, "No such option: --bogus"),
     ("run -c", 2, "requires an argument"),
     ("run -c @/good.toml extra", 2, "unexpected extra argument"),
+    ("run -c @/absent.toml", 3, "can't be read: No such file"),
     ("run -c @/absent.toml", 3, "name an existing file with -c; powerguard service install writes one"),
     ("run -c @/empty", 3, "can't be read: Is a directory"),
     ("run -c @/noise", 3, "isn't UTF-8"),

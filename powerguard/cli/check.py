@@ -40,9 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    file: Annotated[
-        Path, typer.Option("-c", "--config", help="the configuration file", show_default=True, readable=False)
-    ] = Path(FILE),
+    file: Annotated[Path, typer.Option("-c", "--config", help="the configuration file", readable=False)] = Path(FILE),
     *,
     directory: Annotated[
         Path | None,

@@ -16,9 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    file: Annotated[
-        Path, typer.Option("-c", "--config", help="the configuration file", show_default=True, readable=False)
-    ] = Path(FILE),
+    file: Annotated[Path, typer.Option("-c", "--config", help="the configuration file", readable=False)] = Path(FILE),
     really: Annotated[
         bool, typer.Option("--really", help="power the node off when it must be; without it, only say so")
     ] = False,

@@ -16,6 +16,7 @@ import typer
 from powerguard import config as configuration
 from powerguard.cli.ask import fetch
 from powerguard.cli.out import console, safe, say, warn
+from powerguard.config import FILE
 from powerguard.core.policy import Policy
 from powerguard.errors import ConfigError, PowerguardError, UpsUnreachable, UsageError
 from powerguard.node import install as steps
@@ -107,7 +108,7 @@ def uninstall(
     """
     tools = Tools() if root is None else Tools(root=root)
     installed = Installed(tools)
-    paths = [path for path in steps.paths(installed.digests) if purge or path not in (steps.CONFIG, steps.PASSWORD)]
+    paths = [path for path in steps.paths(installed.digests) if purge or path not in (FILE, steps.PASSWORD)]
     if not installed.digests:
         say("nothing of powerguard's is installed here")
         return
@@ -128,7 +129,7 @@ def uninstall(
         installed.digests.clear()
     installed.save()
     with contextlib.suppress(OSError):  # something of somebody else's is left in it
-        tools.at(steps.CONFIG).parent.rmdir()
+        tools.at(FILE).parent.rmdir()
     if root is None:
         _run(tools, steps.AFTER_UNINSTALL)
 
@@ -139,11 +140,11 @@ def uninstall(
 def _configuration(tools: Tools, names: Sequence[str], host: str, *, user: str, method: str) -> str:
     """The file that is there, or a new one from the UPSes named or found."""
     try:
-        return tools.at(steps.CONFIG).read_text(encoding="utf-8")
+        return tools.at(FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as err:
-        raise ConfigError(f"{steps.CONFIG} can't be read: {err}", todo="run it as root") from None
+        raise ConfigError(f"{FILE} can't be read: {err}", todo="run it as root") from None
     if method not in ("logind", "upsmon-fsd", "dry-run"):
         raise UsageError(f"--method {method}: not one of logind, upsmon-fsd, dry-run")
     text = units.configuration(_upses(names, host), user=user, method=method)
@@ -242,7 +243,7 @@ def _tell_user(user: str, role: str) -> None:
 
 def _check(exe: str) -> int:
     """`powerguard check` as the service: its user, its credentials."""
-    command = [exe, "check", "-c", steps.CONFIG]
+    command = [exe, "check", "-c", FILE]
     runner = shutil.which("systemd-run")
     if runner is not None:
         as_service = ["-p", "User=powerguard", "-p", f"LoadCredential=nut-password:{steps.PASSWORD}"]

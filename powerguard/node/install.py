@@ -27,7 +27,6 @@ from powerguard.generations.durable import make_directory, write_file
 from powerguard.node import units
 from powerguard.node.program import ProgramFailed, run
 
-CONFIG = FILE
 PASSWORD = "/etc/powerguard/nut-password"
 MANIFEST = "/etc/powerguard/.installed.json"
 STATE = ("/var/lib/powerguard", "/var/lib/powerguard-shed")
@@ -114,7 +113,7 @@ def files(exe: str, config: str, *, password: str | None, delay: int) -> list[Fi
         File(
             "/etc/tmpfiles.d/powerguard.conf", _encoded("powerguard.tmpfiles"), "who may read what in /etc/powerguard"
         ),
-        File(CONFIG, config.encode(), "the configuration, from the UPSes found", 0o640, keep=True),
+        File(FILE, config.encode(), "the configuration, from the UPSes found", 0o640, keep=True),
         File(PASSWORD, secret.encode(), "the NUT password, for root and the service", 0o600, keep=True, secret=True),
         *(File(f"/etc/systemd/system/{name}", units.unit(name, exe).encode(), _UNIT_WHY[name]) for name in UNITS),
         File(
@@ -249,7 +248,7 @@ def do(tools: Tools, command: Command) -> str:
 
 def paths(contents: Mapping[str, str]) -> list[str]:
     """Paths of a manifest, those that hold what an operator wrote last."""
-    return sorted(contents, key=lambda path: (path in (CONFIG, PASSWORD), path))
+    return sorted(contents, key=lambda path: (path in (FILE, PASSWORD), path))
 
 
 def _read(path: Path) -> bytes | None:

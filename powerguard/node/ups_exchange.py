@@ -99,13 +99,18 @@ class Exchange:
         self.close()
         return Unreadable(what)
 
-    def write(self, question: str, *, pieces: bool = False) -> None:
-        """Sends one question, newline included; *pieces*: a long answer is awaited."""
+    def _bounded(self) -> LineSocket:
+        """The connection, for one question that ends in time."""
         if self._link is None:
             raise Unreadable("not connected")
         self._link.until = self.until if self.until is not None else time.monotonic() + self.exchange_s
+        return self._link
+
+    def write(self, question: str, *, pieces: bool = False) -> None:
+        """Sends one question, newline included; *pieces*: a long answer is awaited."""
+        link = self._bounded()
         try:
-            self._link.send(encode(question), pieces=pieces)
+            link.send(encode(question), pieces=pieces)
         except LinkError as error:
             raise self._lost(error) from None
 
@@ -147,12 +152,9 @@ class Exchange:
         Where upsd spells its answer as NUT does, nothing is taken apart: asked once a second for years, that is most
         of what a question costs.
         """
-        if self._link is None:
-            raise Unreadable("not connected")
-        line = _line(("GET", kind, *of), "")
-        self._link.until = self.until if self.until is not None else time.monotonic() + self.exchange_s
+        line, link = _line(("GET", kind, *of), ""), self._bounded()
         try:
-            if self._link.answers(encode(line + "\n"), encode(f'{line[4:]} "{value}"\n')):
+            if link.answers(encode(line + "\n"), encode(f'{line[4:]} "{value}"\n')):
                 return True
         except LinkError as error:
             raise self._lost(error) from None

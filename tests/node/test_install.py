@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerguard.config import loads
+from powerguard.config import FILE, loads
 from powerguard.core.policy import Policy
 from powerguard.errors import PowerguardError, UsageError
 from powerguard.node import install, units
@@ -62,7 +62,7 @@ def test_secrets_are_nobodys_business(tools):
         os.umask(old)
 
     assert 0o600 == stat.S_IMODE(tools.at(install.PASSWORD).stat().st_mode)
-    assert 0o640 == stat.S_IMODE(tools.at(install.CONFIG).stat().st_mode)
+    assert 0o640 == stat.S_IMODE(tools.at(FILE).stat().st_mode)
     assert "secret-1\n" == tools.at(install.PASSWORD).read_text()
     assert "secret-1" not in tools.at(install.MANIFEST).read_text()
 
