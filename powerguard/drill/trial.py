@@ -119,6 +119,7 @@ class Survival(Struct, frozen=True):
 
     stop_step: int | None  # of the newest whole generation when the power was cut
     halted: bool  # before the cut
+    finished: bool  # the first run came to its end by itself, before the cut
     resumed_step: int | None
     exit_code: int  # of the second run
     different: tuple[str, ...]  # files in {out} that the undisturbed run has otherwise; or lacks
@@ -128,6 +129,7 @@ class Survival(Struct, frozen=True):
 
     def assert_saved(self) -> None:
         """A whole checkpoint was durable and the node off before the power was cut."""
+        assert not self.finished, f"the command was done before the node stopped it: give it more steps; {self.logs}"
         assert self.stop_step is not None, f"no whole checkpoint was there when the power was cut; {self.logs}"
         assert self.halted, f"the node was still running when the power was cut; {self.logs}"
 
@@ -175,18 +177,18 @@ class Blackout:
         adopt_orphans()
         self._undisturbed(words, env, within_s)
         self.daemon.start()
-        self._start(words, env, "first")
-        wait_for(lambda: min(self.daemon.steps(), default=0) >= after_steps, within_s, self._words("first", "training"))
+        first = self._start(words, env, "first")
+        wait_for(lambda: self._trained(first, after_steps), within_s, self._words("first", "training"))
         self._supply.cut_mains()
         wait_for(lambda: self.daemon.halted, within_s, self._words("first", "the node to halt"))
-        halted = self.daemon.halted
+        halted, finished = self.daemon.halted, first.poll() == 0
         self.daemon.cut()
         self._supply.restore_mains()
         newest = latest(self._place("checkpoints"), cap=None).generation
         self.daemon.start()
         second = self._start(words, env, "second")
         wait_for(lambda: second.poll() is not None, within_s, self._words("second", "the run to finish"))
-        return self._survival(newest, second.returncode, halted=halted)
+        return self._survival(newest, second.returncode, halted=halted, finished=finished)
 
     def close(self) -> None:
         """Nothing is left running."""
@@ -217,6 +219,12 @@ class Blackout:
             filled, self.folder / f"{life}.log", env=environment(self.daemon.process.run_dir) | dict(env or {})
         )
 
+    def _trained(self, process: subprocess.Popen[bytes], steps: int) -> bool:
+        """Every rank has completed *steps*. AssertionError if there are none left to wait for."""
+        code = process.poll()
+        assert code is None, f"the command ended with {code} before the mains failed: {self._log('first')}"
+        return min(self.daemon.steps(), default=0) >= steps
+
     def _fill(self, word: str, prefix: str) -> str:
         for what in ("checkpoints", "out"):
             if f"{{{what}}}" in word:
@@ -229,7 +237,7 @@ class Blackout:
     def _words(self, life: str, what: str) -> str:
         return f"{what} (its output is in {self.folder / f'{life}.log'})"
 
-    def _survival(self, newest: Generation | None, exit_code: int, *, halted: bool) -> Survival:
+    def _survival(self, newest: Generation | None, exit_code: int, *, halted: bool, finished: bool) -> Survival:
         checkpoints = self._place("checkpoints")
         known = {generation.name: generation.step for generation in scan(checkpoints)}
         resumed = [known[name] for name in resumes(checkpoints) if name in known]
@@ -237,6 +245,7 @@ class Blackout:
         return Survival(
             stop_step=None if newest is None else newest.step,
             halted=halted,
+            finished=finished,
             resumed_step=max(resumed, default=None),
             exit_code=exit_code,
             different=different,

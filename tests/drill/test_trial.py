@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from powerguard.drill.trial import Survival
 from powerguard.errors import UsageError
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -34,3 +35,22 @@ def test_a_command_without_a_place_for_checkpoints_is_refused(blackout):
     """One clear line before anything is started."""
     with pytest.raises(UsageError, match="checkpoints"):
         blackout.run([sys.executable, "-c", "pass"])
+
+
+def test_a_command_that_is_done_too_soon_proves_nothing(blackout):
+    """Before the mains fail it is said at once; before the stop, instead of a word about a missing checkpoint."""
+    with pytest.raises(AssertionError, match="ended with 3 before the mains failed"):
+        blackout.run([sys.executable, "-c", "raise SystemExit(3)", "{checkpoints}"])
+    survival = Survival(
+        stop_step=None,
+        halted=True,
+        finished=True,
+        resumed_step=None,
+        exit_code=0,
+        different=(),
+        compared=(),
+        generations=(),
+        logs="the logs",
+    )
+    with pytest.raises(AssertionError, match=r"done before the node stopped it: give it more steps; the logs"):
+        survival.assert_saved()
