@@ -41,6 +41,11 @@ class Job:
     durable_from: float | None = None  # when the newest durable snapshot of this outage was staged
     snapshots: int = 0
 
+    @property
+    def staged_at(self) -> float:
+        """When the last snapshot was staged."""
+        return self.snapshot_done - self.flush_s
+
     def writing(self, now: float) -> bool:
         """A snapshot is being written."""
         return self.snapshots > 0 and now < self.snapshot_done < math.inf
@@ -126,7 +131,7 @@ def play_ours(track: Track, needs: tuple[float, ...], *, learned: bool) -> dict[
 
 def _settle(job: Job, now: float) -> None:
     if now >= job.snapshot_done:
-        job.durable_from = job.snapshot_done - job.flush_s
+        job.durable_from = job.staged_at
 
 
 def _shared(policy: Policy, known: dict[str, Feed], longest_s: float, now: float) -> Power | None:
@@ -153,6 +158,8 @@ def _step(
 ) -> tuple[PhaseView, Power]:
     """One decision; two at the first poll of an outage, as the daemon's loop would make them within 0.2 s."""
     need = job.need
+    if job.writing(now):
+        need = replace(need, pending_s=max(0.0, job.measured_s - (now - job.staged_at)))
     if power is None:
         power = view(policy, known, now, save_s=need.used_s + policy.margin_s, halt_s=need.halt_s)
     seen = FlushView(state=flush, underway=job.writing(now) or flush is Flush.UNDERWAY, quiet=False, gone=False)
@@ -181,7 +188,7 @@ def _unstopped(track: Track, job: Job) -> Outcome:
 
 
 def _trained(track: Track, until: float, job: Job) -> float:
-    early_at = job.snapshot_done - job.flush_s - T0 if job.snapshots else None
+    early_at = job.staged_at - T0 if job.snapshots else None
     return trained(track, until, early_at, job.flush_s, job.snapshots)
 
 
@@ -194,9 +201,10 @@ def _parked(
     now = T0 + t
     outcome = Outcome(trained_s=_trained(track, t, job), saves=job.snapshots + 1, why=phase.why)
     writing = job.writing(now)
-    kept_from = job.snapshot_done - job.flush_s if writing else job.durable_from
+    kept_from = job.staged_at if writing else job.durable_from
     fresh_s = job.measured_s + (job.snapshot_done - now if writing else 0.0)
-    left_s = math.inf if power.runway_s is None else power.runway_s / eased(policy.flush_load)
+    runway_s = power.runway_s if phase.pause_at is None else power.prior_s
+    left_s = math.inf if runway_s is None else runway_s / eased(policy.flush_load)
     if (writing or job.durable_from is not None) and left_s < fresh_s:
         flushed_at = job.snapshot_done if writing else now  # a fresh one wouldn't fit: the snapshot is kept
         outcome.trained_s = _trained(track, (kept_from or T0) - T0, job)
@@ -226,10 +234,35 @@ def _parked(
         if t >= track.mains_at:
             outcome.final = True
             return outcome
-        known = {FEED: hear(policy, known[FEED], look(ups, outage, t), "", now)}
+        reading = look(ups, outage, t)
+        known = {FEED: hear(policy, known[FEED], reading, "", now)}
         phase, _ = _step(policy, phase, known, job, flush=Flush.PARKED if outcome.final else Flush.UNDERWAY, now=now)
+        if phase.phase is Phase.ONLINE:
+            outcome.early, outcome.final = True, False
+            return _after_pause(policy, track, Poll(t, reading, ups), known, phase=phase, job=job, outcome=outcome)
         if phase.phase is Phase.PARKED:  # said at each look, as `serve.entered` does
             known = step_load(policy, known, now, PARKS)
         if phase.phase is Phase.HALTING:
             outcome.why += f"; {phase.why}"
             halt_at = now + outage.halt_s
+
+
+def _after_pause(
+    policy: Policy, track: Track, poll: Poll, known: dict[str, Feed], *, phase: PhaseView, job: Job, outcome: Outcome
+) -> Outcome:
+    """Training goes on after a silence's pause, at a steady load. What it still gains isn't counted."""
+    outage, ups, t = track.outage, poll.ups, poll.t
+    while True:
+        ups.step(POLL_S, mains=False, load_pct=outage.load.train_pct)
+        t += POLL_S
+        if not ups.alive or t >= track.mains_at:
+            outcome.out = not ups.alive
+            return outcome
+        reading = look(ups, outage, t)
+        known = {FEED: hear(policy, known[FEED], reading, "", T0 + t)}
+        phase, power = _step(policy, phase, known, job, flush=Flush.IDLE, now=T0 + t)
+        if phase.phase in (Phase.FLUSHING, Phase.PARKED):
+            kept_s = outcome.trained_s
+            outcome = _parked(policy, track, Poll(t, reading, ups), known, phase=phase, job=job, power=power)
+            outcome.early, outcome.trained_s = True, kept_s
+            return outcome

@@ -346,13 +346,15 @@ def _record(job: Job, order: Order, now: float) -> tuple[Job, list[Actions]]:
 
 
 def _lost(job: Job, order: Order) -> Announce:
+    """A word about it; no error while a snapshot is still being written."""
     facts: dict[str, str | int | float | bool | None] = {
         "job": job.name,
         "seq": order.seq,
         "purpose": order.purpose.value,
         "newest": job.saved.generation if job.saved is not None else None,
     }
-    return Announce("error", f"no generation comes of this order: {order.why}", facts)
+    level = "error" if job.earlier is None else "warning"
+    return Announce(level, f"no generation comes of this order: {order.why}", facts)
 
 
 def _to(order: Order, stage: Stage, now: float) -> Order:

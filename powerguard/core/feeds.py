@@ -41,9 +41,7 @@ class Power(Struct, frozen=True, omit_defaults=True):
     online_since: float | None = None  # enough feeds have been mains since
     runway_s: float | None = None  # at the present load; on line: what an outage from now on would surely give
     idle_runway_s: float | None = None  # with ranks parked
-    prior_s: float | None = (
-        None  # what was known beforehand, known from the first poll on: for a snapshot that can't wait
-    )
+    prior_s: float | None = None  # what was known beforehand, from the first poll on; in a silence on line: less that
     save_now: str = ""  # why a save must start whatever the runway
     halt_now: str = ""  # why parked ranks should leave (only after `step_load` announced a park)
     fsd: str = ""  # who commands a forced shutdown
@@ -62,11 +60,7 @@ class _Alive(Struct, frozen=True):
     verdict: Verdict
     left_s: float | None
     idle_s: float | None
-
-    @property
-    def prior_s(self) -> float | None:
-        """What was known of it beforehand."""
-        return self.bound.evidence.get("prior_s")
+    prior_s: float | None  # what was known of it beforehand
 
 
 def absorb(policy: Policy, feeds: dict[str, Feed], samples: Iterable[Sample], now: float) -> dict[str, Feed]:
@@ -121,7 +115,8 @@ def view(policy: Policy, feeds: dict[str, Feed], now: float, *, save_s: float, h
     others = "; ".join(verdict.why for verdict in judged.values() if verdict.supply is not Supply.MAINS)
     if not battery:
         reason = others or "no feed is configured"
-        return Power(None, fsd=fsd, reason=reason, troubles=found)
+        left = _unheard_s(feeds, answers, judged, now, short=needed - len(mains), needed=needed)
+        return Power(None, prior_s=left, fsd=fsd, reason=reason, troubles=found)
     alive = [_alive(policy, feeds[name], answers[name], judged[name], now) for name in battery]
     short = needed - len(mains)
     left, idle, prior, by = _node_left(alive, short, needed)
@@ -149,7 +144,28 @@ def _alive(policy: Policy, feed: Feed, bound: Bound, verdict: Verdict, now: floa
         commanded = max(0.0, feed.fsd_at + policy.fsd_s - now)
         left = commanded if left is None else min(left, commanded)
         idle = commanded if idle is None else min(idle, commanded)
-    return _Alive(feed, bound, verdict, left, idle)
+    return _Alive(feed, bound, verdict, left, idle, bound.evidence.get("prior_s"))
+
+
+def _unheard_s(
+    feeds: dict[str, Feed],
+    answers: dict[str, Bound],
+    judged: dict[str, Verdict],
+    now: float,
+    *,
+    short: int,
+    needed: int,
+) -> float | None:
+    """With *short* feeds too few known to be on mains: what the silent ones would have left if mains failed right
+    after their last word."""
+    silent = []
+    for name, verdict in judged.items():
+        prior = answers[name].evidence.get("prior_s")
+        if verdict.supply is Supply.UNKNOWN:
+            since = feeds[name].last_good_at
+            left = None if prior is None or since is None else max(0.0, prior - (now - since))
+            silent.append(_Alive(feeds[name], answers[name], verdict, None, None, left))
+    return _node_left(silent, short, needed)[2] if len(silent) >= short else None
 
 
 _Left = tuple[float | None, float | None, float | None, str]

@@ -49,7 +49,9 @@ def check(policy: Policy, before: State, decision: Decision, now: float) -> None
 
 
 def _phases(policy: Policy, before: State, after: State, now: float) -> Iterator[str]:
-    """Only along the graph, with an instant and a name for every event, and online only with mains."""
+    """Only along the graph, with an instant and a name for every event, and online only with mains.
+
+    Training that paused in a silence, for its snapshot alone, goes on in the same silence."""
     was, now_in = before.phase, after.phase
     if was is now_in:
         if after.view.phase_since != before.view.phase_since:
@@ -59,12 +61,14 @@ def _phases(policy: Policy, before: State, after: State, now: float) -> Iterator
             yield f"there is no way from {was.value} to {now_in.value}"
         if after.view.phase_since != now or not after.view.why:
             yield f"{now_in.value} was entered without an instant or a reason"
-    mains = after.power is not None and after.power.on_battery is False
+    power, paused = after.power, was is Phase.FLUSHING and before.view.pause_at is not None
+    mains = power is not None and (power.on_battery is False or (paused and power.on_battery is None))
     if now_in is Phase.ONLINE and was is not Phase.ONLINE and not mains:
         yield f"online from {was.value} without mains"
     if now_in is Phase.ON_BATTERY and was is not now_in and (after.power is None or not after.power.on_battery):
         yield "on_battery while no feed says so"
-    if was is Phase.FLUSHING and now_in is Phase.ONLINE and now - before.phase_since < policy.flush_max_s:
+    gave_up = was is Phase.FLUSHING and now_in is Phase.ONLINE and not paused
+    if gave_up and now - before.phase_since < policy.flush_max_s:
         yield f"a flush was given up after {now - before.phase_since:.0f} s"
     if bool(after.event) == (now_in is Phase.ONLINE):
         yield f"{now_in.value} with event {after.event!r}"

@@ -22,6 +22,7 @@ class PhaseView(Struct, frozen=True, omit_defaults=True):
     ended_at: float | None = None  # the last outage ended
     snapshot_at: float | None = None  # the last SNAPSHOT was ordered in this event
     unknown_at: float | None = None  # ONLINE: nobody has known since then whether mains are there
+    pause_at: float | None = None  # in that silence training was stopped, for the snapshot alone
     fsd_at: float | None = None  # a new FSD was seen in this event
     held: bool = False  # parked by the operator: only their "resume" ends it
     drill_s: float | None = None  # a drill: parked ranks train on after so long; None = no drill
@@ -54,7 +55,7 @@ class FlushView(Struct, frozen=True):
 
     state: Flush = Flush.NONE
     why: str = ""  # what is missing, for people
-    underway: bool = False  # some order is still being carried out
+    underway: bool = False  # some order is still being carried out, or a snapshot that a stop overtook
     failed: bool = False  # the last snapshot of some job isn't whole
     strays: bool = False  # ranks are parked by an order that this daemon doesn't know (its journal is lost)
     quiet: bool = True  # every rank is quiesced or gone

@@ -53,8 +53,8 @@ NOBODY = 0.69
 
 
 def _deadline_at(policy: Policy, state: State, now: float) -> float | None:
-    """The instant that ranks under a STOP are given: the runway at a flush's load. It only comes nearer, unless mains
-    were seen meanwhile."""
+    """The instant that ranks under a STOP are given: the runway at a flush's load, or in a silence what was known
+    before it. It only comes nearer, unless mains were seen meanwhile."""
     view, power = state.view, state.power
     if view.phase is not Phase.FLUSHING or power is None:
         return None
@@ -62,8 +62,9 @@ def _deadline_at(policy: Policy, state: State, now: float) -> float | None:
     if not spent and view.leave_at is None:
         return None
     given = [] if state.deadline_at is None else [state.deadline_at]
-    if power.runway_s is not None and spent:
-        given.append(now + power.runway_s / state.need.eased)
+    runway_s = power.prior_s if view.pause_at is not None else power.runway_s
+    if runway_s is not None and spent:
+        given.append(now + runway_s / state.need.eased)
     if view.fsd_at is not None:
         given.append(view.fsd_at + policy.fsd_s)
     if view.leave_at is not None:
@@ -88,7 +89,7 @@ def flush_view(state: State) -> FlushView:
     return FlushView(
         state=next((where for where in _LEAST_FIRST if where in found), Flush.NONE),
         why="; ".join(whys),
-        underway=any(job.order is not None and job.order.underway for job in jobs),
+        underway=any((job.order is not None and job.order.underway) or job.earlier is not None for job in jobs),
         failed=any(job.alive and _snapshot_failed(job) for job in jobs),
         strays=any(_strays(job) for job in jobs),
         quiet=all(quiet(job) for job in jobs),

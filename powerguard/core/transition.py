@@ -6,15 +6,16 @@ Rule 1: every transition between phases is in this file, in one function for eac
       │ ^          │  │         │  │ ^       │ ^         │
       │ └──────────┘  │         │  │ │       │ │         │   mains are back: online again
       │ ^             └─────────┼──┼─┼───────┼─┘         │   nothing to flush: parked at once
-      ├─┼───────────────────────┼──┼─┘       │           │   an operator's order, a shutdown, an FSD (also to parked)
-      │ └───────────────────────┘  │         │           │   a flush given up with mains back
+      ├─┼───────────────────────┼──┼─┘       │           │   an order, a shutdown, an FSD (also to parked), a silence
+      │ └───────────────────────┘  │         │           │   a flush given up with mains back, a silence's snapshot done
       │ ^                          └─────────┼──────────>│   power nearly gone, and the flush past saving
       │ └────────────────────────────────────┘           │
       └<─────────────────────────────────────────────────┘   only if the halt was a dry run
 
 Rule 2: a stop is never withdrawn. Mains coming back change only what follows the flush.
 Rule 3: unknown isn't healthy, and no outage either. A feed last seen on battery counts as on battery, and its silence
-    stops and halts; with no such feed silence ends no outage, begins none, and only alarms.
+    stops and halts; with no such feed silence ends no outage and begins none: it alarms, and saves once. Where the
+    battery may not carry training and that save, training pauses for it, and goes on.
 Rule 4: saving is early and reversible, halting is late and final: a halt needs battery or an FSD, and the flush done
     or past saving. HALTING is committed.
 Rule 5: each answer carries its reason in one sentence with the numbers (`why.py`).
@@ -40,6 +41,7 @@ from powerguard.core.why import (
     spare_text,
     why_halt,
     why_halt_unflushed,
+    why_pause,
     why_snapshot,
     why_snapshot_unheard,
     why_stop,
@@ -55,8 +57,11 @@ def transition(  # noqa: PLR0917
     """At most one step between phases. Pure; the same view comes back if nothing changes."""
     if power.fsd and view.fsd_at is None and view.phase is not Phase.HALTING:
         view = replace(view, fsd_at=now)
-    if view.drill_s is not None and (power.on_battery or view.held or view.fsd_at or view.leave_at is not None):
-        view = replace(view, drill_s=None, only="")  # something real: what the drill has stopped stays stopped for it
+    real = power.on_battery or view.held or view.fsd_at is not None or view.leave_at is not None
+    if real and view.drill_s is not None:
+        view = replace(view, drill_s=None, only="")  # what the drill has stopped stays stopped for it
+    if view.pause_at is not None and (real or view.drill_s is not None):
+        view = replace(view, pause_at=None)  # the same
     return _PHASES[view.phase](Case(policy, view, power, need, flush, now))
 
 
@@ -71,7 +76,7 @@ def _online(case: Case) -> Next:
         return _unknown(case)
     if not power.on_battery:
         view = case.view
-        return stay(view if view.unknown_at is None else replace(view, unknown_at=None), "on line power")
+        return stay(view if view.unknown_at is None else replace(view, unknown_at=None, pause_at=None), "on line power")
     since = now if power.since is None else min(now, power.since)
     if now - since < case.policy.confirm_s:
         return stay(case.view, f"on battery for {now - since:.0f} s, believed after {case.policy.confirm_s:.0f} s")
@@ -89,6 +94,9 @@ def _unknown(case: Case) -> Next:
     why = why_snapshot_unheard(case)
     if why:
         return Next(replace(view, snapshot_at=case.now), (Do.SNAPSHOT,), f"snapshot: {why}")
+    why = why_pause(case)
+    if why:
+        return stop(case, replace(view, pause_at=case.now), why)
     return stay(view, f"on line power as far as known: {case.power.reason}")
 
 
@@ -113,6 +121,8 @@ def _on_battery(case: Case) -> Next:
 
 def _flushing(case: Case) -> Next:
     view, flush, took = case.view, case.flush, case.phase_s
+    if view.pause_at is not None:
+        return _pausing(case)
     if flush.final:
         return to(case, view, Phase.PARKED, parked_because(flush))
     if case.power.on_battery is False and view.fsd_at is None:
@@ -125,6 +135,19 @@ def _flushing(case: Case) -> Next:
     if why:
         return to(case, view, Phase.HALTING, f"halt: {why}; not durable: {flush.why}")
     return stay(view, f"flushing for {took:.0f} s of {case.need.save_s:.0f} s planned, {spare_text(case)}")
+
+
+def _pausing(case: Case) -> Next:
+    """Stopped in a silence, and still no outage: ranks train on once what they wrote is durable."""
+    flush, took = case.flush, case.phase_s
+    done = flush.final and not flush.underway
+    if not done and took < case.policy.flush_max_s:
+        return stay(case.view, f"training pauses for the snapshot, for {took:.0f} s: {case.power.reason}")
+    view = PhaseView(ended_at=case.view.ended_at, snapshot_at=case.view.snapshot_at)
+    if case.power.on_battery is None:
+        view = replace(view, unknown_at=case.view.unknown_at, pause_at=case.view.pause_at)
+    word = "" if done else f"the flush isn't done ({flush.why}), given up; "
+    return to(case, view, Phase.ONLINE, f"{word}training goes on after a pause of {took:.0f} s")
 
 
 def _parked(case: Case) -> Next:

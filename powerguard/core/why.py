@@ -170,6 +170,24 @@ def why_snapshot_unheard(case: Case) -> str:
     return f"nobody knows for {silent_s:.0f} s whether mains are there: {case.power.reason}"
 
 
+def why_pause(case: Case) -> str:
+    """Why training must stop until the snapshot of this silence is durable: should the mains have failed with the last
+    word, the battery surely doesn't carry training and the rest of its writing. Once for each silence, of as long as
+    stops training on battery."""
+    policy, view, left = case.policy, case.view, case.power.prior_s
+    if view.unknown_at is None or view.snapshot_at is None or view.snapshot_at < view.unknown_at:
+        return ""
+    if view.pause_at is not None or case.flush.state is Flush.NONE or not case.flush.underway or left is None:
+        return ""
+    silent_s, rest_s = case.now - view.unknown_at, case.need.pending_s
+    if silent_s < policy.blind_save_s or rest_s + policy.margin_s <= left:
+        return ""
+    return (
+        f"nobody knows for {silent_s:.0f} s whether mains are there; the battery surely holds {left:.0f} s, and the "
+        f"snapshot takes {rest_s:.0f} s more: training pauses for it"
+    )
+
+
 def why_halt(case: Case) -> str:
     """Why a parked node on battery must be powered off now."""
     policy, power, view = case.policy, case.power, case.view

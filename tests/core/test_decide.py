@@ -98,6 +98,92 @@ def test_silence_on_line_power_is_worth_one_snapshot():
     assert step(at(Phase.ONLINE, unknown_at=100.0), silent, policy=replace(POLICY, snapshot="never")).orders == ()
 
 
+SILENT = Power(None, prior_s=110.0, reason="ups was on line when last heard")
+WRITING = replace(IDLE, underway=True)
+UNHEARD = at(Phase.ONLINE, unknown_at=100.0, snapshot_at=110.0)
+
+
+@pytest.mark.parametrize(("now", "pending_s", "left_s", "phase"), [
+    (144.9, 200.0, 110.0, Phase.ONLINE),  # not before it is as long as stops training on battery
+    (145.0, 200.0, 110.0, Phase.FLUSHING),
+    (145.0, 101.0, 110.0, Phase.FLUSHING),  # the margin is kept
+    (145.0, 100.0, 110.0, Phase.ONLINE),  # the battery carries both
+    (145.0, 200.0, None, Phase.ONLINE),  # nothing is known of the battery
+])  # fmt: skip
+def test_training_pauses_in_a_silence_only_where_the_battery_may_not_carry_the_snapshot(
+    now: float, pending_s: float, left_s: float | None, phase: Phase
+):
+    """What counts is what was known with the last word, less the time since, against the rest of the writing."""
+    need = replace(NEED, pending_s=pending_s)
+    answer = step(UNHEARD, replace(SILENT, prior_s=left_s), WRITING, now=now, need=need)
+
+    assert phase is answer.phase
+    if phase is Phase.FLUSHING:
+        assert f"the battery surely holds 110 s, and the snapshot takes {pending_s:.0f} s more" in answer.reason
+
+
+@pytest.mark.parametrize(("view", "flush"), [
+    (UNHEARD, IDLE),  # the snapshot is durable
+    (UNHEARD, NOBODY),
+    (replace(UNHEARD, snapshot_at=None), WRITING),  # what is being written is no snapshot of this silence
+    (replace(UNHEARD, snapshot_at=90.0), WRITING),
+    (replace(UNHEARD, pause_at=150.0), WRITING),  # it has paused already
+])  # fmt: skip
+def test_training_pauses_for_nothing_else(view: PhaseView, flush: FlushView):
+    """Once in a silence, and for its own snapshot."""
+    assert Phase.ONLINE is step(view, SILENT, flush, need=replace(NEED, pending_s=200.0)).phase
+
+
+def test_a_pause_ends_with_the_snapshot_or_is_given_up():
+    """Ranks train on when what they wrote is durable, whether the silence lasts or not, and after `flush_max_s`."""
+    pause = at(Phase.FLUSHING, event_at=None, unknown_at=100.0, snapshot_at=110.0, pause_at=145.0, phase_since=145.0)
+
+    for unfinished in (BUSY, replace(LOST, underway=True)):  # the order is over, the snapshot is still being written
+        assert Phase.FLUSHING is step(pause, SILENT, unfinished, now=744.0).phase
+    for done in (DONE, LOST, NOBODY):
+        answer = step(pause, SILENT, done)
+        assert Phase.ONLINE is answer.phase
+        assert (answer.view.unknown_at, answer.view.snapshot_at, answer.view.pause_at) == (100.0, 110.0, 145.0)
+        known = step(pause, ON, done)
+        assert (known.phase, known.view.unknown_at, known.view.pause_at) == (Phase.ONLINE, None, None)
+    given_up = step(pause, SILENT, BUSY, now=745.0)
+    assert Phase.ONLINE is given_up.phase
+    assert "given up" in given_up.reason
+
+
+@pytest.mark.parametrize(("changes", "power"), [
+    ({}, OFF),
+    ({"held": True}, SILENT),
+    ({"leave_at": 900.0}, SILENT),
+    ({}, replace(SILENT, fsd="ups")),
+])  # fmt: skip
+def test_what_is_real_takes_a_pause_over(changes: dict[str, object], power: Power):
+    """An outage, an operator, a shutdown or an FSD: what was stopped for the snapshot stays stopped."""
+    pause = at(Phase.FLUSHING, event_at=None, unknown_at=100.0, snapshot_at=110.0, pause_at=145.0)
+    answer = step(replace(pause, **changes), power, DONE)
+
+    assert answer.view.pause_at is None
+    assert Phase.PARKED is answer.phase
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([IDLE, WRITING, BUSY, DONE, LOST, NOBODY])), max_size=200))
+def test_a_silence_on_line_never_parks_or_halts(story: list[tuple[bool, FlushView]]):
+    """Whatever is heard of mains and ranks: training pauses at most once in a silence, and never beyond flush_max_s."""
+    view, pauses, now, stopped_s = at(Phase.ONLINE), 0, 200.0, 0.0
+    for heard, flush in story:
+        now += 15.0
+        answer = step(view, ON if heard else SILENT, flush, now=now, need=replace(NEED, pending_s=200.0))
+        pauses += (view.phase, answer.phase) == (Phase.ONLINE, Phase.FLUSHING)
+        stopped_s = stopped_s + 15.0 if answer.phase is Phase.FLUSHING else 0.0
+        view = answer.view
+
+        assert answer.phase in (Phase.ONLINE, Phase.FLUSHING)
+        assert stopped_s <= POLICY.flush_max_s
+        assert pauses <= 1
+        if view.phase is Phase.ONLINE and view.unknown_at is None:
+            pauses = 0
+
+
 @pytest.mark.parametrize(("confirm_s", "now", "phase"), [
     (0.0, 100.0, Phase.ON_BATTERY),
     (3.0, 102.9, Phase.ONLINE),

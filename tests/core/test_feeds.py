@@ -490,6 +490,34 @@ def test_what_was_known_beforehand_is_told_from_the_first_poll():
 # ---- plumbing -------------------------------------------------------------------------------------
 
 
+def test_in_a_silence_what_was_known_runs_down_from_the_last_word():
+    """As if the mains had failed right after it. A feed never heard from, or off, says nothing of its battery."""
+    node = Node()
+    known = node.say(a="OL").prior_s
+    silent = node.say(polls=10, a=Comm.STALE)
+
+    assert known is not None
+    assert (silent.on_battery, silent.prior_s) == (None, pytest.approx(known - 20.0))
+    assert node.say(polls=500, a=Comm.STALE).prior_s == 0.0
+    assert Node().say(polls=10, a=Comm.UNREACHABLE).prior_s is None
+    assert Node().say(polls=20, a="OFF").prior_s is None
+
+
+def test_in_a_silence_of_several_feeds_those_that_are_needed_count():
+    """Both silent: as on battery, the load of both for as long as both live. One of two that are needed: its own."""
+    both, one = Node("a", "b"), Node("a", "b", min_supplies=2)
+    both.say(a="OL", b="OL")
+    one.say(a="OL", b="OL")
+    together = both.say(polls=10, a=Comm.STALE, b=Comm.STALE).prior_s
+    alone = one.say(polls=10, a=Comm.STALE, b="OL").prior_s
+    single = Node()
+    single.say(a="OL")
+
+    assert alone == single.say(polls=10, a=Comm.STALE).prior_s
+    assert together == alone  # at the load of both for as long as both live
+    assert both.say(a=Comm.STALE, b="OL").on_battery is False
+
+
 def test_samples_of_other_feeds_are_dropped_and_missing_feeds_made():
     """What isn't configured (any more) is dropped; what is, exists before it was ever heard."""
     node = Node("a", "b")
