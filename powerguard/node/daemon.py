@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from powerguard import __version__
 from powerguard.config import Config
 from powerguard.core import lawful
+from powerguard.core.agree import absorb
 from powerguard.core.commands import DRY_RUN
 from powerguard.core.decide import decide
 from powerguard.core.messages import Hello, Welcome
@@ -275,8 +276,9 @@ class Daemon:
         return about(self._parts.learned)
 
     def status(self) -> Status:
-        """What is told to whoever asks, on their thread."""
-        parts = self._parts
+        """What is told to whoever asks, on their thread; how far ranks are is looked at anew, and decides nothing."""
+        parts, state, now = self._parts, self.state, self._parts.clock()
+        jobs, _ = absorb(self.config.policy, state.jobs, (), self._pages(now), now)
         shell = Shell(
             version=__version__,
             pid=os.getpid(),
@@ -293,7 +295,7 @@ class Daemon:
             gpus_lowered=parts.system.gpus_lowered,
             peers_heard_at=parts.lines.heard_at,
         )
-        return describe(self.config, self.state, shell, parts.clock())
+        return describe(self.config, replace(state, jobs=jobs), shell, now)
 
     # ---- wishes ------------------------------------------------------------------------------------
 

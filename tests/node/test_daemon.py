@@ -935,6 +935,24 @@ def test_orders_of_the_operator_are_answered(tmp_path):
     assert bench.daemon.replies.get(timeout=1).facts["refused"]
 
 
+def test_status_shows_how_far_ranks_are_now(tmp_path):
+    """On line power decisions are seconds apart; who asks in between sees the pages as they are, and moves nothing."""
+    bench = Bench(tmp_path)
+    for _ in range(4):
+        bench.step()
+    before = bench.daemon.state
+    for _ in range(40):
+        bench.clock.advance(0.2)
+        bench.bus.live()
+    bench.ranks[1].alive = False
+    first, second = bench.daemon.status().jobs[0].ranks
+
+    assert (first.step, first.alive) == (bench.ranks[0].step, True)
+    assert first.step > before.jobs["job"].members[0].step + 3
+    assert second.alive is False
+    assert bench.daemon.state is before
+
+
 def test_status_is_json_without_instants_or_secrets(tmp_path):
     """The document survives JSON, shows ages instead of instants, and holds no password."""
     bench = Bench(tmp_path, text=TEXT.replace("[halt]", "user = 'u'\npassword = 'hunter2'\n[halt]"))
