@@ -97,7 +97,7 @@ def _on_line(feed: FeedPolicy, state: Runway, reading: Reading) -> Bound:
         return Bound(0.0, 0.0, "bypass", "on bypass there is no battery behind the output")
     load = state.mains.load
     rated, basis = capacity.rated_now(feed, state.mains.promise_s, load, state.scale)
-    phi = capacity.phi_of(feed, reading.chemistry, reading.voltage, replace_battery=reading.replace_battery)
+    phi = capacity.phi_of(feed, reading.chemistry, reading.voltage, doubted=bool(reading.doubt))
     charge = state.mains.charge
     soc = 1.0 if charge < 0.0 else charge / 100.0
     if state.at < state.recover_at:
@@ -186,8 +186,8 @@ def _save_now(
 
 def _frail(feed: FeedPolicy, reading: Reading, *, recent: bool) -> tuple[str, float]:
     """(why the prior of this battery counts from the first polls on, or "", how many needs it must hold)."""
-    if reading.replace_battery:
-        return "the UPS asks for a new battery", FRAIL_SPARE
+    if reading.doubt:
+        return f"the UPS {reading.doubt}", FRAIL_SPARE
     if recent:
         return "an outage was just before", FRAIL_SPARE
     if feed.learned_phi is not None:

@@ -21,7 +21,7 @@ those of 20,000 simulated batteries with that life, a rate of weak blocks and fi
 PHI_UNKNOWN_AGE = 0.38  # the same quantile over ages 0-7
 PHI_LFP = 0.80  # lithium iron phosphate keeps its capacity for a rack's life
 PHI_LEARNED = 0.85  # of a learned capacity: repeatability and the year since
-PHI_REPLACE = 0.6  # the UPS itself asks for a new battery (RB)
+PHI_DOUBTED = 0.6  # the UPS itself asks for a new battery (RB), or its last self-test failed
 RECENT_SOC = 0.30  # missing from a battery that was used and has not had the time to recharge (Santak: 36 -> 14 min)
 
 LITHIUM_CELL_V = 4.5  # no lead-acid battery in a UPS has so few volts, a single lithium cell does
@@ -35,7 +35,7 @@ LOAD_MIN = 0.02  # standby draw: less load than this lasts no longer
 PROMISE_MIN_SOC = 0.5  # below that a promise isn't scaled up to a full battery
 
 
-def phi_of(feed: FeedPolicy, chemistry: str, volts: float | None, *, replace_battery: bool) -> float:
+def phi_of(feed: FeedPolicy, chemistry: str, volts: float | None, *, doubted: bool) -> float:
     """The share of the rated runtime that may be counted on."""
     if feed.learned_phi is not None:
         phi = PHI_LEARNED * feed.learned_phi
@@ -47,7 +47,7 @@ def phi_of(feed: FeedPolicy, chemistry: str, volts: float | None, *, replace_bat
         phi = by_age(feed.age_y)
     if feed.proven_phi is not None:
         phi = max(phi, feed.proven_phi)
-    return phi * PHI_REPLACE if replace_battery else phi
+    return phi * PHI_DOUBTED if doubted else phi
 
 
 def by_age(age_y: float) -> float:

@@ -57,7 +57,7 @@ def combine(
         factor = stretch(draw, load, now - draw.carry_at, poll.period)
         return draw.carry_at + draw.carry_s * factor, "carried"
     counted = firmware.seconds >= 0.0 or charge.seconds >= 0.0 or charge.first_at >= 0.0  # that it moves is enough
-    trusted = poll.mains.volts_sane and not poll.reading.replace_battery
+    trusted = poll.mains.volts_sane and not poll.reading.doubt
     seen = volts.value > 0.0 and now - volts.seen_at <= max(ALIVE_S, 3.0 * poll.period)
     both = counted and seen and trusted
     factor = IDLE if draw.idle else BOTH if both else ONE
@@ -117,7 +117,7 @@ def prior_s(poll: Poll, draw: Draw, charge: Charge, *, used: float, rated: float
     the points seen and one step more.
     """
     reading = poll.reading
-    phi = capacity.phi_of(poll.feed, reading.chemistry, reading.voltage, replace_battery=reading.replace_battery)
+    phi = capacity.phi_of(poll.feed, reading.chemistry, reading.voltage, doubted=bool(reading.doubt))
     left = max(0.0, phi * draw.soc - used) * rated
     if basis == "default" and charge.first_at >= 0.0 and poll.now > charge.first_at:
         fastest = (charge.first - charge.value + charge.quantum) / (poll.now - charge.first_at)

@@ -25,6 +25,6 @@ class Discharge(Struct, frozen=True, omit_defaults=True):
     knee_used: float | None = None  # *used* when the voltage fell off its plateau; None = it didn't
     low_battery: bool = False  # LB was claimed
     tested: bool = False  # a self-test or calibration, not an outage
-    replace_battery: bool = False
+    replace_battery: bool = False  # or its last self-test failed
     seen_whole: bool = True  # the transfer itself was seen
     blind_s: float = 0.0  # without a fresh value

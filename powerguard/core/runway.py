@@ -218,7 +218,7 @@ def _sum_up(state: Runway, draw: Draw, feed: FeedPolicy, now: float) -> Discharg
         knee_used=_known(tally.knee_used),
         low_battery=tally.claimed,
         tested=tally.tested,
-        replace_battery=state.reading is not None and state.reading.replace_battery,
+        replace_battery=state.reading is not None and bool(state.reading.doubt),
         seen_whole=draw.seen_whole,
         blind_s=tally.blind_s * scale,
     )

@@ -22,6 +22,12 @@ from powerguard.core.types import Comm, Reading, Sample
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _CLOCK = re.compile(r"\d+(:\d+)+")
 
+_FAILED = re.compile(r"\b(fail|failed|failure|error|warning|bad|replace|change|ng|bt)\b")
+"""In `ups.test.result`, by the words of NUT's drivers: "Done and error", "10s test failed", "Battery Bad (Replace)",
+apcsmart's codes NG and BT. "InvalidTest", "Aborted" and "No test initiated" say nothing of the battery."""
+
+TEST_MAX = 40
+
 RUNTIME_SENTINELS = frozenset({65535.0, 599940.0, 3932100.0})
 """16-bit "unknown" (nut#731, #1740), 9999 minutes in seconds (nut#3501), 65535 minutes in seconds."""
 
@@ -55,6 +61,7 @@ def parse(sample: Sample) -> Reading:
     if "WAIT" in tokens:
         return Reading(feed=sample.feed, at=sample.at, comm=Comm.WAIT, tokens=tokens)
     notes: list[str] = []
+    test_result = sample.variables.get("ups.test.result", "")
     if not tokens:
         notes.append("ups.status is missing or empty: on line or on battery is unknown")
     elif not tokens & {"OL", "OB"}:
@@ -94,6 +101,7 @@ def parse(sample: Sample) -> Reading:
         pollinterval_s=_number(
             sample, "driver.parameter.pollinterval", _Range(0.1, POLL_MAX_S, "out of 0.1..3600"), notes
         ),
+        test_failed=test_result[:TEST_MAX] if _FAILED.search(test_result.lower()) else "",
         notes=tuple(notes),
     )
 

@@ -196,8 +196,8 @@ def troubles(feed: Feed, verdict: Verdict, now: float) -> list[str]:
         found.append(f"{feed.name}: says OFF although the node runs")
     if reading.overload:
         found.append(f"{feed.name}: overload")
-    if reading.replace_battery:
-        found.append(f"{feed.name}: asks for a new battery (RB); its runtime is trusted less")
+    if reading.doubt:
+        found.append(f"{feed.name}: {reading.doubt}; its runtime is trusted less")
     if "ALARM" in reading.tokens:
         found.append(f"{feed.name}: raises an alarm")
     if len(feed.transfers) >= FLAPS and now - feed.transfers[0] <= FLAPS_S:

@@ -64,7 +64,15 @@ class Reading(Struct, frozen=True, omit_defaults=True):
     chemistry: str = ""  # battery.type as reported, lower case
     pollfreq_s: float | None = None  # driver.parameter.pollfreq: the refresh of all but the status
     pollinterval_s: float | None = None
+    test_failed: str = ""  # what the UPS says of its last self-test, if that is bad
     notes: tuple[str, ...] = ()  # what was reported and not believed, with the reason
+
+    @property
+    def doubt(self) -> str:
+        """Why its own word makes this battery count for less, or ""."""
+        if self.replace_battery:
+            return "asks for a new battery (RB)"
+        return f"calls its last self-test {self.test_failed!r}" if self.test_failed else ""
 
 
 class RankReport(Struct, frozen=True):

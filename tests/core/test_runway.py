@@ -337,6 +337,7 @@ def test_a_light_load_counts_while_ranks_train():
         ({"age_y": 5.5}, {}, "the battery is 5.5 years old"),
         ({"learned_phi": 0.2}, {}, "capacity is known"),
         ({}, {"replace_battery": True}, "asks for a new battery"),
+        ({}, {"test_failed": "Done and error"}, "calls its last self-test 'Done and error'"),
         ({"age_y": 4.0}, {}, ""),
         ({}, {}, ""),
         ({"age_y": 5.5, "proven_phi": 0.6}, {}, ""),
@@ -476,11 +477,12 @@ def test_a_proven_share_lifts_the_prior():
     assert left(story.drain(40.0, load_pct=50.0)[-1]) == pytest.approx(0.5 * 1000.0 - 40.0, abs=5.0)
 
 
-def test_a_ups_that_asks_for_a_battery_is_trusted_less():
-    """RB takes the voltage's second voice away and a good part of the prior."""
+@pytest.mark.parametrize("doubt", [{"replace_battery": True}, {"test_failed": "Done and error"}])
+def test_a_ups_that_doubts_its_battery_is_trusted_less(doubt):
+    """RB, or a failed self-test, takes the voltage's second voice away and a good part of the prior."""
     values = {"runtime_s": fall(900, 1.0), "charge_pct": fall(99, 0.05), "load_pct": 50.0, "voltage": 25.4}
     sound = Story(age_y=2.0).mains().drain(80.0, **values)[-1]
-    worn = Story(age_y=2.0).mains().drain(80.0, replace_battery=True, **values)[-1]
+    worn = Story(age_y=2.0).mains().drain(80.0, **doubt, **values)[-1]
 
     assert left(worn) == pytest.approx(0.6 * 0.70 * 1000.0 - 80.0, abs=6.0)
     assert left(worn) < 0.6 * left(sound)

@@ -55,6 +55,7 @@ def readings(draw: st.DrawFn) -> Reading:
         overload=draw(st.sampled_from([False, False, False, True])),
         replace_battery=draw(st.sampled_from([False, False, False, True])),
         testing=draw(st.sampled_from([False, False, False, True])),
+        test_failed=draw(st.sampled_from(["", "", "", "Failed"])),
         charge_pct=draw(maybe(numbers(0.0, 100.0))),
         charge_low_pct=draw(maybe(numbers(0.0, 50.0))),
         runtime_s=draw(maybe(numbers(0.0, 86399.0))),

@@ -241,6 +241,31 @@ def test_alarms_are_claims():
     assert not read("OB ALARM", ups_alarm="Temperature too high").low_battery
 
 
+@pytest.mark.parametrize("result", [
+    "Done and error", "done and warning", "Failed", "FAIL", "10s test failed", "Battery Bad (Replace)", "Bad Inverter",
+    "Bad battery pack: replace", "Change Battery", "UPS Internal Failure", "NG", "BT",
+])  # fmt: skip
+def test_a_self_test_that_went_wrong_is_a_doubt(result: str):
+    """In every driver's words; the doubt quotes them."""
+    assert read("OL", ups_test_result=result).doubt == f"calls its last self-test {result!r}"
+
+
+@pytest.mark.parametrize("result", [
+    "", "Done and passed", "done and passed", "No test initiated", "NO", "Ok", "OK", "In progress", "Aborted", "0",
+    "Unknown", "InvalidTest", "Passed, Source: Internal", "No test performed", "Test scheduled", "Idle", "\udcff",
+    "Battery charge: 20%", "Normal", "Refused", "not yet done...",
+])  # fmt: skip
+def test_a_self_test_that_says_nothing_is_none(result: str):
+    """Passed, none yet, or not carried out: nothing is known against the battery."""
+    assert read("OL", ups_test_result=result).doubt == ""
+
+
+def test_a_doubt_is_short():
+    """Whatever a UPS says, what is quoted is bounded; RB says it first."""
+    assert len(read("OL", ups_test_result="Failed " * 1000).test_failed) == 40
+    assert read("OL RB", ups_test_result="Failed").doubt == "asks for a new battery (RB)"
+
+
 # Dumps as users posted them (the tracker and number are in each name).
 DUMPS: dict[str, tuple[dict[str, str], dict[str, object]]] = {
     "nut#1740 Smart-UPS 2200": (
