@@ -125,7 +125,7 @@ def test_an_interrupted_drill_leaves_nothing_behind(tmp_path):
 def test_the_example_survives_a_blackout_under_the_fixtures(blackout):
     """What the documentation promises of the pytest plugin, with the example that it ships."""
     command = [sys.executable, EXAMPLE, "--dir", "{checkpoints}", "--save", "{out}/model.pt"]
-    size = ["--steps", "200", "--batch", "2", "--width", "64", "--layers", "2", "--pace", "0.05"]
+    size = ["--steps", "140", "--batch", "2", "--width", "64", "--layers", "2", "--pace", "0.05"]
     survival = blackout.run([*command, *size], env={"OMP_NUM_THREADS": "1"}, within_s=180.0)
     survival.assert_resumed_exactly()
     assert latest(blackout.folder / "checkpoints").generation.step == survival.stop_step
