@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from powerguard.config import Config, loads
 from powerguard.core.messages import Exit, Hello, Prepare, Purpose, Resume
@@ -348,6 +349,30 @@ def test_a_stop_ordered_just_before_the_daemon_died_needs_no_second_one(tmp_path
 
     assert len(bench.ordered(Purpose.STOP)) == 1
     assert bench.disk.newest(2) == bench.ranks[0].step
+
+
+@pytest.mark.slow
+def test_a_daemon_that_dies_in_a_pause_lets_ranks_train_on_after_their_save(tmp_path):
+    """A silence in which the battery may not carry the snapshot: killed at every decision, one pause, and no halt."""
+    bench = Bench(tmp_path)
+    for rank in bench.ranks:
+        rank.spec = replace(SPEC, write_s=150.0)
+    bench.variables["battery.runtime"] = "300"
+    for _ in range(4):
+        bench.step()
+    bench.comm = Comm.STALE
+    bench.run(_until(Phase.FLUSHING), each=bench.restart)
+    paused = bench.ranks[0].step
+    bench.run(_until(Phase.ONLINE), each=bench.restart)
+    for _ in range(30):
+        bench.step()
+
+    assert "training goes on after a pause" in bench.daemon.state.view.why
+    assert len(bench.ordered(Purpose.STOP)) == 1
+    assert bench.disk.newest(2) is not None
+    assert [rank.parked for rank in bench.ranks] == [False, False]
+    assert bench.ranks[0].step > paused + 20
+    assert not bench.way.reasons
 
 
 def test_a_halt_that_was_journalled_and_not_carried_out_is_carried_out_by_the_next_daemon(tmp_path):
