@@ -29,7 +29,7 @@ BLOCK = 50
 """Seeds that one process takes at a time."""
 
 
-SUMS = ("runs", "decisions", "words", "seals", "claims", "halted", "resumed", "fresh", "staged", "durable")
+SUMS = ("runs", "decisions", "words", "seals", "claims", "halted", "paused", "resumed", "fresh", "staged", "durable")
 
 
 class Tally(Struct):
@@ -41,6 +41,7 @@ class Tally(Struct):
     seals: int = 0
     claims: int = 0  # runs in which a successor took the lead
     halted: int = 0  # runs in which a node halted
+    paused: int = 0  # runs in which training paused in a silence
     resumed: int = 0  # runs in which an order ended in training again
     fresh: int = 0
     staged: int = 0
@@ -53,18 +54,7 @@ class Tally(Struct):
 
     def add(self, other: Tally) -> None:
         """The runs of *other*, too."""
-        for name in (
-            "runs",
-            "decisions",
-            "words",
-            "seals",
-            "claims",
-            "halted",
-            "resumed",
-            "fresh",
-            "staged",
-            "durable",
-        ):
+        for name in SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.cpu_s += other.cpu_s
         self.ranks_max = max(self.ranks_max, other.ranks_max)
@@ -89,6 +79,7 @@ def one(seed: int) -> Tally:
     tally.seals = len(cluster.laws.seals)
     tally.claims = int(any(job.term for job in jobs))
     tally.halted = int(any(node.off_at is not None for node in cluster.nodes))
+    tally.paused = int(cluster.paused)
     tally.resumed = int(any(job.resumed for job in jobs))
     tally.fresh, tally.staged, tally.durable = (
         int(plan in cluster.plans) for plan in (Plan.FRESH, Plan.STAGED, Plan.DURABLE)
@@ -150,8 +141,9 @@ def _words(whole: Tally) -> str:
     return (
         f"{whole.runs} runs, up to {whole.nodes_max} nodes and {whole.ranks_max} ranks, {whole.decisions} decisions, "
         f"{whole.words} words between nodes; {whole.seals} generations sealed; a successor led in {whole.claims} runs, "
-        f"training went on in {whole.resumed}, a node halted in {whole.halted}; plans: fresh {whole.fresh}, "
-        f"staged {whole.staged}, durable {whole.durable}; the longest ended {whole.longest_s:.0f} s after the calm; "
+        f"training went on in {whole.resumed} and paused in {whole.paused}, a node halted in {whole.halted}; "
+        f"plans: fresh {whole.fresh}, staged {whole.staged}, durable {whole.durable}; "
+        f"the longest ended {whole.longest_s:.0f} s after the calm; "
         f"{whole.cpu_s:.0f} s of processor time; breaches: {dict(kinds) or 'none'}"
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+from msgspec.structs import replace
+
 from powerguard.sim.fates import Fall, Mishap, Outage, Run, Split, Window
 from powerguard.sim.ranks import NEVER, Spec
 
@@ -22,7 +24,7 @@ def draw(seed: int) -> Run:
     world = nodes * per_node
     calm_at = rng.uniform(7.0, 13.0)
     network = rng.random() < 0.6
-    return Run(
+    run = Run(
         seed=seed,
         nodes=nodes,
         per_node=per_node,
@@ -45,6 +47,25 @@ def draw(seed: int) -> Run:
         calm_at=calm_at,
         dt=rng.choice((0.3, 0.5, 0.5, 0.6)),
         on_wire=seed % 50 == 0,
+    )
+    return _in_silence(Random(seed * 7919 + 18), run) if seed % 12 == 7 else run
+
+
+def _in_silence(rng: Random, run: Run) -> Run:
+    """The same where nobody speaks for some small UPSes, for so long that training pauses for a slow save."""
+    outages = list(run.outages) or [Outage()] * run.nodes
+    calm_at = run.calm_at
+    for node in rng.sample(range(run.nodes), rng.randint(1, max(1, run.nodes // 2))):
+        at = rng.uniform(0.0, 4.0)
+        heard_at = at + rng.uniform(15.0, 50.0)
+        calm_at = max(calm_at, heard_at)
+        outages[node] = replace(outages[node], silent_at=at, heard_at=heard_at, promises_s=rng.choice((20.0, 60.0)))
+    return replace(
+        run,
+        outages=tuple(outages),
+        spec=replace(run.spec, write_s=rng.choice((6.0, 10.0))),
+        policy=replace(run.policy, blind_save_s=4.0),
+        calm_at=calm_at,
     )
 
 

@@ -61,6 +61,7 @@ class Cluster:
         self.begins_at = BEGIN
         self.ended_at: float | None = None
         self.plans: set[Plan] = set()
+        self.paused = False  # training, in a silence
 
     # ---- time --------------------------------------------------------------------------------------
 
@@ -205,6 +206,7 @@ class Cluster:
         decision = decide(self.policy, before, seen, now)
         check(self.policy, before, decision, now)
         self.decides += 1
+        self.paused = self.paused or decision.state.view.pause_at is not None
         node.state = decision.state
         if memorable(before, decision.state) or decision.actions:
             node.journal = decision.state

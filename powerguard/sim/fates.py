@@ -32,6 +32,9 @@ class Outage(Struct, frozen=True):
     back: float | None = None
     low_at: float = NEVER  # the UPS says LB from here on
     fsd_at: float = NEVER  # the NUT primary orders the shutdown
+    silent_at: float = NEVER  # nobody speaks for the UPS from here on ...
+    heard_at: float = NEVER  # ... to here
+    promises_s: float = 300.0  # the runtime that the UPS shows on line
 
 
 class Window(Struct, frozen=True):

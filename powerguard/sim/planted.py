@@ -16,10 +16,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from powerguard.core import agree, answers, demand, follow, gossip, seats, serve
+from powerguard.core import agree, answers, demand, follow, gossip, seats, serve, transition
 from powerguard.core.duty import GO, Hold
 from powerguard.core.job import Job, Order, Stage
 from powerguard.core.messages import Plan, Seal, Shard, ShardRecord, Staged
+from powerguard.core.steps import stay
 
 Wrong = Callable[..., Any]
 
@@ -176,6 +177,15 @@ def _all_quiet(_: Wrong) -> Wrong:
     return wrong
 
 
+def _pauses_for_good(_: Wrong) -> Wrong:
+    """Ranks that stopped in a silence aren't let go once their save is durable."""
+
+    def wrong(case: Any) -> Any:
+        return stay(case.view, "training pauses")
+
+    return wrong
+
+
 BUGS = (
     Bug("seals with one shard", "seal", 1, agree, "whole", _one_shard_is_enough),
     Bug("seals before all is durable", "seal", 6, demand, "_demand", _an_early_seal),
@@ -189,6 +199,7 @@ BUGS = (
     Bug("never resumes", "end", 1, serve, "_to_be_recalled", _never),
     Bug("nobody says that ranks wait", "end", 13654, gossip, "astray", _none),
     Bug("never dismisses", "end", 43, serve, "_cannot_go_on", _keeps_its_own_halt),
+    Bug("a pause never ends", "end", 7, transition, "_pausing", _pauses_for_good),
     Bug("no successor", "end", 0, seats, "care", _nobody_takes_over),
     Bug("two leaders give one number", "moved", 0, seats, "number", _the_next_number),
     Bug("a successor decides an order again", "moved", 47, seats, "_claimed", _decides_again),

@@ -53,11 +53,15 @@ class SimNode:
         outage, since = self.outage, now - BEGIN
         out = since >= outage.at and (outage.back is None or since < outage.back)
         self.outage_seen = self.outage_seen or out
+        if outage.silent_at <= since < outage.heard_at:
+            return Sample("ups", now, Comm.STALE)
         status = ["OB", "DISCHRG"] if out else ["OL"]
         if out and since >= outage.low_at:
             status.append("LB")
         if out and since >= outage.fsd_at:
             status.insert(0, "FSD")
-        left = max(20.0, 300.0 - max(0.0, since - outage.at)) if out else 300.0
-        values = {"ups.status": " ".join(status), "battery.charge": f"{left / 3:.0f}", "battery.runtime": f"{left:.0f}"}
+        full_s = outage.promises_s
+        left = max(20.0, full_s - max(0.0, since - outage.at)) if out else full_s
+        charge = 100.0 * left / full_s
+        values = {"ups.status": " ".join(status), "battery.charge": f"{charge:.0f}", "battery.runtime": f"{left:.0f}"}
         return Sample("ups", now, Comm.OK, values)

@@ -107,6 +107,27 @@ def test_an_outage_of_one_node_stops_all_at_one_step_and_halts_that_node_alone()
     assert 1 == len({rank.step for rank in cluster.ranks})
 
 
+def test_a_silence_at_one_node_pauses_the_job_for_its_snapshot_and_no_longer():
+    """Nobody speaks for one small UPS: all ranks stop until what they save is whole, nobody halts, all train on."""
+    cluster = Cluster(
+        Run(
+            seed=1,
+            nodes=3,
+            spec=Spec(write_s=10.0),
+            policy=replace(Run(seed=0).policy, blind_save_s=4.0),
+            outages=(Outage(), Outage(silent_at=2.0, heard_at=60.0, promises_s=20.0), Outage()),
+            calm_at=61.0,
+        )
+    )
+    cluster.run()
+
+    assert cluster.paused
+    assert cluster.laws.seals
+    assert [True] * 3 == [node.powered for node in cluster.nodes]
+    assert not any(rank.exited for rank in cluster.ranks)
+    assert min(rank.step for rank in cluster.ranks) > max(cluster.laws.seals.values()) + 20
+
+
 def test_mains_that_return_let_all_nodes_train_on():
     """The same outage, over before the battery is: everybody trains on in place."""
     cluster = Cluster(Run(seed=2, nodes=3, per_node=2, outages=(Outage(), Outage(3.0, 9.0), Outage()), calm_at=12.0))
