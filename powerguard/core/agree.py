@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from powerguard.core import answers
 from powerguard.core.between import NODE_GONE_S
-from powerguard.core.demand import HELD_S, deliver, next_at
+from powerguard.core.demand import deliver, held_s, next_at
 from powerguard.core.farewell import Outcome, called, leave, quiesce, recall, resume
 from powerguard.core.job import Job, Member, Order, Part, Saved, Stage, here, living, unparked
 from powerguard.core.messages import Hello, Plan, Purpose
@@ -39,7 +39,9 @@ from powerguard.core.prospects import (
     kept_back,
     orphaned,
     out_of_step,
+    spared,
     staged_step,
+    stuck,
     too_short,
     troubles,
     unreachable,
@@ -156,6 +158,7 @@ def order(
     earlier = job.earlier
     if old is not None and old.purpose is Purpose.SNAPSHOT and old.underway and _begun(old):
         earlier = old
+    anew = old is not None and old.purpose is purpose is Purpose.STOP and not old.over
     new = Order(
         seq=seq,
         event=event,
@@ -166,7 +169,8 @@ def order(
         reason=reason,
         budget_s=budget_s,
         weights=weights,
-        nth=old.nth + 1 if old is not None and old.purpose is purpose is Purpose.STOP and not old.over else 1,
+        nth=old.nth + 1 if old is not None and anew else 1,
+        stuck=old is not None and anew and old.stuck,
     )
     job = replace(job, order=new, earlier=earlier, resume=None, retry=False)
     return tick(policy, job, now, budget_s=budget_s)
@@ -259,7 +263,8 @@ def _prepared(policy: Policy, job: Job, order: Order, now: float) -> tuple[Job, 
     ):
         return job, _to(replace(order, why=troubles(order) or "no rank is left"), Stage.LOST, now)
     step = max(edges, default=-1)
-    if now - order.ordered_at < policy.prepare_max_s + HELD_S and doubtful(job, order, step) and out_of_step(job):
+    waited_s = now - order.ordered_at - policy.prepare_max_s
+    if waited_s < held_s(policy, order) and doubtful(job, order, step) and out_of_step(job):
         return job, asked
     return job, _planned(job, order, step, now)
 
@@ -287,6 +292,12 @@ def _decided(order: Order, step: int, now: float) -> Order:
 
 def _unlucky(policy: Policy, job: Job, order: Order, now: float) -> Order:
     """A decided order that can't be completed any more, or not in time."""
+    hang = stuck(job, order, now)
+    if hang:
+        parts = {r: replace(p, trouble=f"rank {r} hangs") if r in hang else p for r, p in order.parts.items()}
+        late_s, names = now - order.stage_at, ", ".join(map(str, hang[:16]))
+        why = f"rank {names} didn't come to step {order.step} in {late_s:.0f} s: what is staged is taken"
+        return _to(replace(order, parts=parts, why=why, stuck=True), Stage.LOST, now)
     why = troubles(order)
     if why and absent_only(job, order) and going_on(job, order) and now - order.stage_at < policy.flush_max_s:
         return order  # those that are there save their part first
@@ -294,7 +305,7 @@ def _unlucky(policy: Policy, job: Job, order: Order, now: float) -> Order:
     if not why and now - order.stage_at >= policy.flush_max_s:
         late = [str(rank) for rank, part in sorted(order.parts.items()) if part.shard is None]
         why = f"not durable within {policy.flush_max_s:.0f} s: rank {', '.join(late)}"
-    return _to(replace(order, why=why), Stage.LOST, now) if why else order
+    return _to(replace(order, why=why, stuck=spared(job, order)), Stage.LOST, now) if why else order
 
 
 def _sealing(policy: Policy, job: Job, order: Order, now: float) -> Order:
@@ -346,14 +357,14 @@ def _record(job: Job, order: Order, now: float) -> tuple[Job, list[Actions]]:
 
 
 def _lost(job: Job, order: Order) -> Announce:
-    """A word about it; no error while a snapshot is still being written."""
+    """A word about it; no error while a snapshot is still being written, or a staged copy can be had."""
     facts: dict[str, str | int | float | bool | None] = {
         "job": job.name,
         "seq": order.seq,
         "purpose": order.purpose.value,
         "newest": job.saved.generation if job.saved is not None else None,
     }
-    level = "error" if job.earlier is None else "warning"
+    level = "error" if job.earlier is None and not order.stuck else "warning"
     return Announce(level, f"no generation comes of this order: {order.why}", facts)
 
 

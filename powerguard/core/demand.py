@@ -19,9 +19,11 @@ RESEND_TRIES = 30
 """After so many tries (about a minute) it is said only every RESEND_SLOW_S: a stopped process may wake up."""
 RESEND_SLOW_S = 30.0
 
-HELD_S = 1.5
-"""Deputies tell of a new copy within half a second, on a busy node within so long: what they hold in common is waited
-for until so long after `prepare_max_s`."""
+HELD_S = 5.0
+"""Deputies tell of a new copy within half a second, on a node whose processors are all busy within three (seen): what
+they hold in common is waited for until so long after `prepare_max_s`."""
+HELD_SHARE, HELD_BUDGET = 0.75, 0.25
+"""And for no more than this share of what ranks that promised wait, and of what there is until all must be durable."""
 
 
 def backed_off(due: Due, now: float) -> Due:
@@ -150,6 +152,12 @@ def _obeyed(order: Order, part: Part) -> bool:
     return delivered and (order.purpose is Purpose.SNAPSHOT or part.parked)
 
 
+def held_s(policy: Policy, order: Order) -> float:
+    """How long after `prepare_max_s` copies are waited for that weren't told of in step."""
+    wait_s = min(HELD_S, HELD_SHARE * max(0.0, policy.hold_max_s - policy.prepare_max_s))
+    return wait_s if order.budget_s is None else min(wait_s, HELD_BUDGET * order.budget_s)
+
+
 def next_at(policy: Policy, job: Job, now: float) -> float | None:
     """The next instant at which `tick` would have something to do by itself; None = only when somebody speaks."""
     at: list[float] = []
@@ -157,7 +165,8 @@ def next_at(policy: Policy, job: Job, now: float) -> float | None:
         if order is None or order.over:
             continue
         if order.stage is Stage.PREPARE:
-            at += [order.ordered_at + policy.prepare_max_s, order.ordered_at + policy.prepare_max_s + HELD_S]
+            late_at = order.ordered_at + policy.prepare_max_s
+            at += [late_at, late_at + held_s(policy, order)]
         elif order.stage is Stage.SEALING:
             at.append(order.sealer_at + policy.seal_max_s)
         at += [part.due.at for part in order.parts.values() if part.asked]

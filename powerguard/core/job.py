@@ -113,6 +113,7 @@ class Order(Struct, frozen=True, omit_defaults=True):
     settled: bool = False  # STOP: all living ranks are parked, or waited for long enough
     over: bool = False  # RESUME ended it
     nth: int = 1  # of the STOPs in a row, the first ones lost
+    stuck: bool = False  # STOP: lost for want of a rank, or the one before was; what is staged is taken
     weights: tuple[float, ...] = ()  # by rank: how much of the replicated state it should write; () = all the same
 
     @property
@@ -234,12 +235,15 @@ class Job(Struct, frozen=True, omit_defaults=True):
 
     @property
     def again(self) -> bool:
-        """The order is lost because a rank came late to it; a new one may succeed: all live, none failed to write."""
+        """The order is lost because a rank came late to it, and a new one may succeed: all live, none failed to write.
+        Or it is lost as a fresh save, and there are staged copies."""
         order = self.order
         if order is None or order.stage is not Stage.LOST or order.over:
             return False
         if self.retry or not self.leads:
             return self.retry
+        if order.stuck and order.plan is Plan.FRESH:
+            return True
         parts = order.parts.values()
         return complete(self) and any(p.trouble for p in parts) and not any(p.failed for p in parts)
 

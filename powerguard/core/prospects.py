@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from powerguard.core.between import NODE_LOST_S
-from powerguard.core.job import Job, Order, fresh_s, living
-from powerguard.core.messages import Purpose
+from powerguard.core.job import Job, Member, Order, fresh_s, living
+from powerguard.core.messages import Plan, Purpose
 
 
 def whole(order: Order) -> bool:
@@ -85,9 +85,35 @@ def orphaned(job: Job) -> bool:
 
 
 def doubtful(job: Job, order: Order, step: int) -> bool:
-    """A stop that may not end in a fresh save: a rank is dead or doesn't answer, or there isn't the time."""
-    silent = any(part.by_page for part in order.parts.values())
+    """A stop that may not end in a fresh save: a rank is dead, hangs or doesn't answer, or there isn't the time."""
+    silent = order.stuck or any(part.by_page for part in order.parts.values())
     return order.purpose is Purpose.STOP and bool(silent or troubles(order) or too_short(job, order, step))
+
+
+STUCK_TIMES, STUCK_S = 3.0, 10.0
+"""A rank whose stop step takes so many times as long as it should, and so much longer, hangs: a straggler takes twice
+as long, and an evaluation or a compilation of seconds is waited for."""
+
+
+def stuck(job: Job, order: Order, now: float) -> tuple[int, ...]:
+    """Ranks that promised and don't come to the stop step of a fresh save, though it is overdue for one of them: its
+    training thread hangs, in a collective most likely, while its listener answers. Only where `spared` is true."""
+    if not spared(job, order):
+        return ()
+    missing = [rank for rank, part in sorted(order.parts.items()) if part.staged_at is None and part.shard is None]
+    due_s = [STUCK_TIMES * _until_staged_s(job.members[rank], order.step) for rank in missing if rank in job.members]
+    return tuple(missing) if due_s and now - order.stage_at > min(due_s) + STUCK_S else ()
+
+
+def spared(job: Job, order: Order) -> bool:
+    """Should this fresh save of a stop come to nothing, a staged copy can be had instead."""
+    fresh = order.purpose is Purpose.STOP and order.plan is Plan.FRESH
+    return fresh and staged_step(job, order) >= 0 and not any(part.failed for part in order.parts.values())
+
+
+def _until_staged_s(member: Member, step: int) -> float:
+    """What it should take *member* from now on to complete *step* and to copy its state."""
+    return max(1, step - member.step) * member.pace.step_s + member.pace.stage_s
 
 
 def copies(job: Job) -> list[set[int]]:

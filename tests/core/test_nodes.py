@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from powerguard.core import agree, follow, gossip, hearsay, reported, seats, serve
+from powerguard.core import agree, demand, follow, gossip, hearsay, reported, seats, serve
 from powerguard.core.between import (
     COURSE_BYTES,
     GOSSIP_S,
@@ -576,13 +576,106 @@ def test_copies_that_are_not_told_of_in_step_are_waited_for_a_moment():
     job = replace(job, order=replace(job.order, parts=parts))
     waiting, _ = agree.tick(POLICY, job, NOW + 0.2, budget_s=None)
     assert Stage.PREPARE is waiting.order.stage
-    assert agree.next_at(POLICY, waiting, NOW + 0.2) <= NOW + POLICY.prepare_max_s + agree.HELD_S
+    ends_at = NOW + POLICY.prepare_max_s + demand.held_s(POLICY, waiting.order)
+    assert agree.next_at(POLICY, waiting, NOW + 0.2) <= ends_at
 
     later = replace(waiting, members={**members, 1: replace(members[1], staged=(10, 15))})
     told_at_last, _ = agree.tick(POLICY, later, NOW + 0.7, budget_s=None)
     assert (Plan.STAGED, 15) == (told_at_last.order.plan, told_at_last.order.step)
-    in_vain, _ = agree.tick(POLICY, waiting, NOW + POLICY.prepare_max_s + agree.HELD_S, budget_s=None)
+    still, _ = agree.tick(POLICY, waiting, ends_at - 0.1, budget_s=None)
+    assert Stage.PREPARE is still.order.stage
+    in_vain, _ = agree.tick(POLICY, waiting, ends_at, budget_s=None)
     assert (Stage.LOST, Plan.DURABLE) == (in_vain.order.stage, in_vain.order.plan)
+
+
+@pytest.mark.parametrize(("budget_s", "hold_max_s", "wait_s"), [
+    (None, 15.0, 5.0),
+    (100.0, 15.0, 5.0),
+    (8.0, 15.0, 2.0),  # a quarter of what there is
+    (None, 3.0, 1.5),  # nobody who promised gives up meanwhile
+    (None, 0.5, 0.0),
+])  # fmt: skip
+def test_copies_are_not_waited_for_at_the_cost_of_the_save(budget_s: float | None, hold_max_s: float, wait_s: float):
+    """The wait is a part of the budget and of the hold."""
+    policy = replace(POLICY, prepare_max_s=1.0, hold_max_s=hold_max_s)
+
+    assert demand.held_s(policy, order(budget_s=budget_s)) == wait_s
+
+
+def _promised(**more) -> Job:
+    """A stop of two ranks of which both have promised step 21 with a step of 1 s, and both have staged 15 and 20."""
+    pace = Pace(step_s=1.0, stage_s=0.5, write_s=4.0)
+    given = {"staged": (15, 20), "deputy_at": NOW, "step": 20, "pace": pace} | more
+    members = {rank: replace(member(rank, **given), world_size=2) for rank in range(2)}
+    job, _ = agree.order(
+        POLICY,
+        Job(JOB, 2, members=members),
+        seq=4,
+        event="ev",
+        purpose=Purpose.STOP,
+        budget_s=None,
+        reason="r",
+        now=NOW,
+    )
+    parts = {rank: replace(part, edge=21) for rank, part in job.order.parts.items()}
+    job, _ = agree.tick(POLICY, replace(job, order=replace(job.order, parts=parts)), NOW, budget_s=None)
+    assert (Stage.DECIDED, Plan.FRESH, 21) == (job.order.stage, job.order.plan, job.order.step)
+    return job
+
+
+def _at(job: Job, after_s: float, **part) -> Job:
+    """The job so long after the decision, with rank 0's part as told."""
+    order = job.order
+    parts = {0: replace(order.parts[0], **part), 1: order.parts[1]}
+    return agree.tick(POLICY, replace(job, order=replace(order, parts=parts)), NOW + after_s, budget_s=None)[0]
+
+
+def test_a_rank_that_promised_and_hangs_is_not_waited_for_where_a_copy_is_staged():
+    """Its listener answers, its training thread doesn't come: the stop is lost, and the next takes what is staged."""
+    job, due_s = _promised(), 3 * (1.0 + 0.5) + 10.0
+    assert Stage.DECIDED is _at(job, due_s).order.stage
+    lost = _at(job, due_s + 0.1)
+    assert (Stage.LOST, True, True) == (lost.order.stage, lost.order.stuck, lost.again)
+    assert "rank 0, 1 didn't come to step 21 in 15 s" in lost.order.why
+
+    again, _ = agree.order(
+        POLICY, lost, seq=5, event="ev", purpose=Purpose.STOP, budget_s=None, reason="r", now=NOW + 16.0
+    )
+    parts = {rank: replace(part, edge=21) for rank, part in again.order.parts.items()}
+    again, _ = agree.tick(POLICY, replace(again, order=replace(again.order, parts=parts)), NOW + 16.1, budget_s=None)
+    assert (Stage.DECIDED, Plan.STAGED, 20) == (again.order.stage, again.order.plan, again.order.step)
+
+
+@pytest.mark.parametrize(("more", "part", "stage"), [
+    ({}, {"staged_at": NOW}, Stage.LOST),  # rank 1 hasn't come
+    ({"staged": ()}, {}, Stage.DECIDED),  # there is nothing else to take
+    ({"staged": (15, 20), "pace": Pace(step_s=30.0, stage_s=0.5, write_s=4.0)}, {}, Stage.DECIDED),  # steps are long
+    ({}, {"failed": True}, Stage.DECIDED),  # the disk won't take the copy either
+])  # fmt: skip
+def test_nobody_hangs_without_reason(more: dict, part: dict, stage: Stage):
+    """A fresh save is given up only for a copy, and only when the stop step is overdue."""
+    assert stage is _at(_promised(**more), 60.0, **part).order.stage
+
+
+def test_all_that_have_come_are_waited_for():
+    """Ranks that write are no hanging ones, however long it takes."""
+    job = _promised()
+    parts = {rank: replace(part, staged_at=NOW) for rank, part in job.order.parts.items()}
+    job, _ = agree.tick(POLICY, replace(job, order=replace(job.order, parts=parts)), NOW + 300.0, budget_s=None)
+
+    assert Stage.DECIDED is job.order.stage
+
+
+def test_a_rank_that_dies_in_its_write_leaves_the_stop_to_the_staged_copies():
+    """The fresh save is lost; what the deputies hold is taken by a second stop, though not all live."""
+    job = _promised()
+    members = {**job.members, 1: replace(job.members[1], gone="died")}
+    lost, _ = agree.tick(POLICY, replace(job, members=members), NOW + 1.0, budget_s=None)
+
+    assert (Stage.LOST, True) == (lost.order.stage, lost.again)
+    unstaged = {rank: replace(each, staged=()) for rank, each in members.items()}
+    lost, _ = agree.tick(POLICY, replace(job, members=unstaged), NOW + 1.0, budget_s=None)
+    assert (Stage.LOST, False) == (lost.order.stage, lost.again)
 
 
 def test_a_dead_ranks_deputy_is_asked_and_its_shard_counts():
