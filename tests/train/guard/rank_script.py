@@ -43,7 +43,7 @@ def main() -> None:
     history = guard.resumed.values["history"] if guard.resumed is not None else history
     note(first=first, weight=float(model.weight.detach()[0, 0]), history=list(history["steps"])[-3:])
     for step in range(first, wish.get("steps", 100_000)):
-        time.sleep(wish.get("step_s", 0.02))
+        time.sleep(3600.0 if step == wish.get("hang_at") else wish.get("step_s", 0.02))
         if wish.get("together"):
             all_reduce(step, wish)
         with guard.mutating(), torch.no_grad():

@@ -49,6 +49,15 @@ def staged(daemon) -> dict[int, tuple[int, ...]]:
     return {rank: member.staged for rank, member in daemon.job.members.items()}
 
 
+def still(pid: int) -> bool:
+    """No thread of the process runs any more: a signal takes effect on each of them when it comes to run."""
+    states = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            states.add(path.read_text().rpartition(") ")[2][0])
+    return states <= {"T", "Z", "X"}
+
+
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_newest_step_that_all_have_staged_is_sealed_and_loads(daemon, ranks, tmp_path, eventually, sign):
     """A rank killed or stopped in an outage: what all had staged becomes a sealed generation, and training goes on
@@ -57,6 +66,7 @@ def test_the_newest_step_that_all_have_staged_is_sealed_and_loads(daemon, ranks,
     first = ranks(2, stage_every=EVERY, together=True)
     eventually(lambda: all(len(steps) == 2 for steps in staged(daemon).values()) and len(staged(daemon)) == 2)
     first[1].signal(sign)
+    eventually(lambda: still(first[1].pid))
     daemon.order(Purpose.STOP)
     eventually(lambda: daemon.job.order.stage.value in ("sealed", "lost"))
     order = daemon.job.order
@@ -75,6 +85,21 @@ def test_the_newest_step_that_all_have_staged_is_sealed_and_loads(daemon, ranks,
     for process in second:
         assert order.step + 1 == process.found("first")
         assert order.step * (order.step + 1) / 2 == process.found("weight")
+
+
+def test_ranks_that_hang_and_promise_all_the_same_leave_what_is_staged(daemon, ranks, tmp_path, eventually):
+    """Training threads that never come to the stop step, listeners that answer: the second stop takes the copies."""
+    ranks(2, stage_every=EVERY, hang_at=23)
+    eventually(lambda: [22, 22] == [member.step for member in daemon.job.members.values()])
+    daemon.order(Purpose.STOP)
+    eventually(lambda: daemon.job.order.stage.value == "lost")
+    assert daemon.job.again
+    daemon.order(Purpose.STOP)
+    eventually(lambda: daemon.job.order.stage.value == "sealed")
+
+    found = latest(tmp_path / "ckpt").generation
+    assert found is not None
+    assert (found.step, []) == (20, verify(found))
 
 
 def test_all_ranks_dead_still_leave_a_generation(daemon, ranks, tmp_path, eventually):
