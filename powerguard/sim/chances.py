@@ -48,7 +48,24 @@ def draw(seed: int) -> Run:
         dt=rng.choice((0.3, 0.5, 0.5, 0.6)),
         on_wire=seed % 50 == 0,
     )
-    return _in_silence(Random(seed * 7919 + 18), run) if seed % 12 == 7 else run
+    if seed % 12 == 7:
+        return _in_silence(Random(seed * 7919 + 18), run)
+    return _hanging(Random(seed * 7919 + 19), run) if seed % 12 == 3 else run
+
+
+def _hanging(rng: Random, run: Run) -> Run:
+    """The same where training threads hang, though their listeners answer, and copies are staged."""
+    hangs = tuple(
+        Mishap("hung", rng.randrange(run.nodes * run.per_node), Window(rng.uniform(1.0, 8.0), rng.uniform(2.0, 40.0)))
+        for _ in range(rng.randint(1, 2))
+    )
+    return replace(
+        run,
+        mishaps=(*run.mishaps, *hangs),
+        spec=replace(run.spec, stage_every=rng.choice((1, 2, 5))),
+        policy=replace(run.policy, flush_max_s=60.0),
+        calm_at=max(run.calm_at, *(hang.window.at + hang.window.for_s for hang in hangs)),
+    )
 
 
 def _in_silence(rng: Random, run: Run) -> Run:

@@ -147,6 +147,8 @@ class Cluster:
                     self.reborn.append((until, rank.number))
         elif mishap.kind == "deaf":
             rank.deaf_until = until
+        elif mishap.kind == "hung":
+            rank.step_done_at = max(rank.step_done_at, until)
         else:
             rank.stopped_until = rank.wake = until
 

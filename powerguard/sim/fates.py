@@ -68,9 +68,9 @@ class Fall(Struct, frozen=True):
 class Mishap(Struct, frozen=True):
     """Something that befalls a node, a daemon or a rank."""
 
-    kind: str  # "daemon" (killed), "memory" (killed, its journal lost), "dark", "rank" (killed), "deaf", "stopped"
+    kind: str  # "daemon" (killed), "memory" (and its journal lost), "dark", "rank" (killed), "deaf", "stopped", "hung"
     which: int
-    window: Window  # away, deaf or stopped for so long; a rank with for_s >= NEVER is not started anew
+    window: Window  # away, deaf, stopped or in one step for so long; a rank with for_s >= NEVER is not started anew
 
 
 class Run(Struct, frozen=True):
