@@ -62,9 +62,13 @@ def deputy(job: Job, rank: int) -> bool:
 
 def staged_step(job: Job, order: Order) -> int:
     """The newest step that all ranks hold staged, if it is worth it and can be made durable in time; else -1."""
-    write_s = max((member.staged_write_s for member in job.members.values()), default=0.0)
-    late = order.budget_s is not None and write_s > order.budget_s
+    late = order.budget_s is not None and staged_write_s(job) > order.budget_s
     return -1 if late else held_step(job)
+
+
+def staged_write_s(job: Job) -> float:
+    """What the slowest deputy needs to make its copy durable, as it says."""
+    return max((member.staged_write_s for member in job.members.values()), default=0.0)
 
 
 def held_step(job: Job) -> int:
@@ -94,6 +98,10 @@ STUCK_TIMES, STUCK_S = 3.0, 10.0
 """A rank whose stop step takes so many times as long as it should, and so much longer, hangs: a straggler takes twice
 as long, and an evaluation or a compilation of seconds is waited for."""
 
+LATE_S, LAST_TIMES, LAST_S = 2.0, 1.25, 5.0
+"""One that is late by so much isn't waited for beyond the last moment for a copy: a write with a quarter on it, and
+what the words need."""
+
 
 def stuck(job: Job, order: Order, now: float) -> tuple[int, ...]:
     """Ranks that promised and don't come to the stop step of a fresh save, though it is overdue for one of them: its
@@ -101,8 +109,12 @@ def stuck(job: Job, order: Order, now: float) -> tuple[int, ...]:
     if not spared(job, order):
         return ()
     missing = [rank for rank, part in sorted(order.parts.items()) if part.staged_at is None and part.shard is None]
-    due_s = [STUCK_TIMES * _until_staged_s(job.members[rank], order.step) for rank in missing if rank in job.members]
-    return tuple(missing) if due_s and now - order.stage_at > min(due_s) + STUCK_S else ()
+    due_s = [_until_staged_s(job.members[rank], order.step) for rank in missing if rank in job.members]
+    if not due_s:
+        return ()
+    waited_s, least_s = now - order.stage_at, LAST_TIMES * staged_write_s(job) + LAST_S
+    last = order.budget_s is not None and order.budget_s < least_s and waited_s > min(due_s) + LATE_S
+    return tuple(missing) if last or waited_s > STUCK_TIMES * min(due_s) + STUCK_S else ()
 
 
 def spared(job: Job, order: Order) -> bool:

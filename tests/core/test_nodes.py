@@ -657,6 +657,21 @@ def test_nobody_hangs_without_reason(more: dict, part: dict, stage: Stage):
     assert stage is _at(_promised(**more), 60.0, **part).order.stage
 
 
+@pytest.mark.parametrize(("after_s", "budget_s", "stage"), [
+    (30.0, 60.0, Stage.DECIDED),  # steps of 20 s: late, and there is time
+    (30.0, 29.0, Stage.LOST),  # the last moment: 1.25 x 20 s + 5 s
+    (22.0, 29.0, Stage.DECIDED),  # it may come yet
+    (30.0, 19.0, Stage.DECIDED),  # too late for the copy as well
+    (72.0, None, Stage.LOST),
+])  # fmt: skip
+def test_a_late_rank_is_waited_for_up_to_the_last_moment_for_the_copy(after_s, budget_s, stage):
+    """Where steps are long, three times as long may be too late to take what is staged."""
+    job = _promised(pace=Pace(step_s=20.0, stage_s=0.5, write_s=20.0), staged_write_s=20.0)
+    job, _ = agree.tick(POLICY, job, NOW + after_s, budget_s=budget_s)
+
+    assert stage is job.order.stage
+
+
 def test_all_that_have_come_are_waited_for():
     """Ranks that write are no hanging ones, however long it takes."""
     job = _promised()
