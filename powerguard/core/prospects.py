@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from powerguard.core.between import NODE_LOST_S
-from powerguard.core.job import Job, Member, Order, fresh_s, living
+from powerguard.core.job import Job, Order, fresh_s, living
 from powerguard.core.messages import Plan, Purpose
 
 
@@ -105,27 +105,30 @@ what the words need."""
 
 def stuck(job: Job, order: Order, now: float) -> tuple[int, ...]:
     """Ranks that promised and don't come to the stop step of a fresh save, though it is overdue for one of them: its
-    training thread hangs, in a collective most likely, while its listener answers. Only where `spared` is true."""
+    training thread hangs, in a collective most likely, while its listener answers. Only where `spared` is true.
+
+    Who has come and writes is waited for: that it is written is all that is heard of a stop's save.
+    """
     if not spared(job, order):
         return ()
-    missing = [rank for rank, part in sorted(order.parts.items()) if part.staged_at is None and part.shard is None]
-    due_s = [_until_staged_s(job.members[rank], order.step) for rank in missing if rank in job.members]
-    if not due_s:
+    away = [job.members[rank] for rank in sorted(order.parts) if rank in job.members and _is_away(job, order, rank)]
+    if not away:
         return ()
+    due_s = min((order.step - member.step) * member.pace.step_s for member in away)
     waited_s, least_s = now - order.stage_at, LAST_TIMES * staged_write_s(job) + LAST_S
-    last = order.budget_s is not None and order.budget_s < least_s and waited_s > min(due_s) + LATE_S
-    return tuple(missing) if last or waited_s > STUCK_TIMES * min(due_s) + STUCK_S else ()
+    last = order.budget_s is not None and order.budget_s < least_s and waited_s > due_s + LATE_S
+    overdue = waited_s > STUCK_TIMES * due_s + STUCK_S
+    return tuple(member.rank for member in away) if last or overdue else ()
+
+
+def _is_away(job: Job, order: Order, rank: int) -> bool:
+    return job.members[rank].step < order.step and order.parts[rank].shard is None
 
 
 def spared(job: Job, order: Order) -> bool:
     """Should this fresh save of a stop come to nothing, a staged copy can be had instead."""
     fresh = order.purpose is Purpose.STOP and order.plan is Plan.FRESH
     return fresh and staged_step(job, order) >= 0 and not any(part.failed for part in order.parts.values())
-
-
-def _until_staged_s(member: Member, step: int) -> float:
-    """What it should take *member* from now on to complete *step* and to copy its state."""
-    return max(1, step - member.step) * member.pace.step_s + member.pace.stage_s
 
 
 def copies(job: Job) -> list[set[int]]:

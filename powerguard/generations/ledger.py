@@ -22,6 +22,7 @@ wherever the writer was stopped or killed. Integers are in the machine's own ord
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import struct
@@ -88,17 +89,29 @@ class Ledger:
 
     @classmethod
     def create(cls, path: Path, facts: Facts) -> Ledger:
-        """A new one, its slots empty; raises OSError."""
+        """A new one, its slots empty; raises OSError.
+
+        It has its lock before it has its name: what nobody holds is swept, and the ranks of a node start at once.
+        """
         text = msgspec.json.encode(facts)
         if len(text) > BYTES - _FACTS:
             raise StateError(f"the names of job and directory take {len(text)} bytes, too many to stage")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        os.posix_fallocate(fd, 0, BYTES)
-        ledger = cls(path, fd)
-        ledger._map[_FACTS : _FACTS + len(text)] = text
-        for slot in range(SLOTS):
-            ledger._write(slot, (0, -1, 0, 0, 0, 0, 0.0))
-        ledger._map[: _HEAD.size] = _HEAD.pack(MAGIC, facts.pid, 0, 0, -1, len(text))
+        aside = path.with_name(f"{path.name}.new")
+        fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, BYTES)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            ledger = cls(path, fd)
+            ledger._map[_FACTS : _FACTS + len(text)] = text
+            for slot in range(SLOTS):
+                ledger._write(slot, (0, -1, 0, 0, 0, 0, 0.0))
+            ledger._map[: _HEAD.size] = _HEAD.pack(MAGIC, facts.pid, 0, 0, -1, len(text))
+            os.link(aside, path)  # never over one that is there
+        except BaseException:
+            os.close(fd)
+            raise
+        finally:
+            os.unlink(aside)
         return ledger
 
     @classmethod

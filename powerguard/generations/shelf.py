@@ -5,8 +5,8 @@
     /dev/shm/powerguard-stage.<pid>.<job>.<rank>.ledger     see ledger.py
     /dev/shm/powerguard-stage.<pid>.<job>.<rank>.<n>        a slot: the shard file as it will be, then the content
 
-Rank and deputy hold a lock on the ledger: what nobody holds is a leftover. Only their user may read them. Memory is
-allocated when a slot is made: later, a full /dev/shm would kill the writer.
+Rank and deputy hold a lock on the ledger, which gets its name with it: what nobody holds is a leftover. Only their user
+may read them. Memory is allocated when a slot is made: later, a full /dev/shm would kill the writer.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ SPARE_BYTES = 64 * 1024 * 1024
 CONTENT_SPARE = 4
 """Room is made for a content so many times as large as it is now: lists in a state grow, and optimizers add theirs."""
 
+
+MAKING_S = 60.0
+"""A ledger without its name for so long is one whose maker was killed."""
 
 GIVE_BACK_S = 3.0
 """A deputy that isn't needed any more leaves within about half a second."""
@@ -87,7 +90,6 @@ class Shelf:
         try:
             _wait_for(retire_others(folder, facts))
             self.ledger = Ledger.create(folder / f"{self.stem}.ledger", facts)
-            fcntl.flock(self.ledger.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
             raise StateError(
                 f"states can't be staged in {folder}: {error.strerror}", todo="make it writable, or don't stage"
@@ -220,6 +222,10 @@ def remove(ledger_path: Path) -> None:
 def sweep(folder: Path = SHM) -> None:
     """Removes our user's shelves that neither a rank nor a deputy holds: both were killed."""
     with contextlib.suppress(OSError):
+        for path in folder.glob(f"{PREFIX}.*.ledger.new"):
+            with contextlib.suppress(OSError):
+                if path.lstat().st_uid == os.geteuid() and time.time() - path.lstat().st_mtime > MAKING_S:
+                    os.unlink(path)
         for path in folder.glob(f"{PREFIX}.*.ledger"):
             with contextlib.suppress(OSError):
                 if path.lstat().st_uid != os.geteuid():

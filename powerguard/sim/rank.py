@@ -303,21 +303,22 @@ class SimRank:
             self.alive, self.left_with = False, todo.code
 
     def _saved(self, save: follow.Save, now: float) -> bool:
-        """The training thread is done with a save: staged, and durable if it is a stop."""
+        """The training thread is done with a save: staged, and durable if it is a stop (that it says all at once)."""
         if self._staged_at is None:
             if now < self._durable_at:
                 return False
             self._staged_at = now
-            self.follower = follow.say(self.follower, Staged(save.seq, save.step, self.spec.stage_s), now)
             slow = self._ill(WriteSlow, now)
             factor = slow.factor if isinstance(slow, WriteSlow) else 1.0
             free_at = max([now, *(done_at for done_at, _ in self._writing)])
             self._durable_at = free_at + factor * self.spec.write_s + self.spec.fsync_s
             if not save.stop:
+                self.follower = follow.say(self.follower, Staged(save.seq, save.step, self.spec.stage_s), now)
                 self._writing.append((self._durable_at, save))
         if save.stop:
             if now < self._durable_at:
                 return False
+            self.follower = follow.say(self.follower, Staged(save.seq, save.step, self.spec.stage_s), now)
             self._durable(save, now)
         self._saving = None
         return True

@@ -236,6 +236,43 @@ def test_leftovers_are_swept_and_what_lives_is_not(tmp_path, shelf):
     assert [3] == list(read(shelf.ledger.path))
 
 
+def test_no_sweep_takes_a_shelf_that_is_being_made(tmp_path):
+    """Ranks of a node start at once, and each sweeps: a ledger is there only with its lock."""
+    done = threading.Event()
+
+    def sweeps() -> None:
+        while not done.is_set():
+            sweep(tmp_path)
+
+    others = [threading.Thread(target=sweeps) for _ in range(3)]
+    for thread in others:
+        thread.start()
+    made: list[Shelf] = []
+    try:
+        made += [Shelf(facts(tmp_path, pid=number + 1, rank=number), folder=tmp_path) for number in range(150)]
+        gone = [each.ledger.path.name for each in made if not each.ledger.path.exists()]
+    finally:
+        done.set()
+        for thread in others:
+            thread.join()
+        for each in made:
+            each.close()
+
+    assert [] == gone
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_what_a_killed_maker_left_without_a_name_is_swept(tmp_path):
+    """After a minute; one that is being made stays."""
+    fresh, old = (tmp_path / f"{PREFIX}.{pid}.job.0.ledger.new" for pid in (1, 2))
+    for path in (fresh, old):
+        path.write_bytes(b"")
+    os.utime(old, (time.time() - 61.0,) * 2)
+    sweep(tmp_path)
+
+    assert [fresh] == list(tmp_path.iterdir())
+
+
 def test_a_new_process_of_a_rank_closes_the_old_shelf(tmp_path, shelf):
     """Its deputy reads that it isn't needed any more, and is waited for; shelves of other jobs and ranks are let be."""
     others = [
