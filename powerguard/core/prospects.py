@@ -104,8 +104,8 @@ what the words need."""
 
 
 def stuck(job: Job, order: Order, now: float) -> tuple[int, ...]:
-    """Ranks that promised and don't come to the stop step of a fresh save, though it is overdue for one of them: its
-    training thread hangs, in a collective most likely, while its listener answers. Only where `spared` is true.
+    """Ranks that promised and don't come to the stop step of a fresh save, overdue as it is for the slowest of them:
+    a training thread hangs, in a collective most likely, while its listener answers. Only where `spared` is true.
 
     Who has come and writes is waited for: that it is written is all that is heard of a stop's save.
     """
@@ -114,7 +114,7 @@ def stuck(job: Job, order: Order, now: float) -> tuple[int, ...]:
     away = [job.members[rank] for rank in sorted(order.parts) if rank in job.members and _is_away(job, order, rank)]
     if not away:
         return ()
-    due_s = min((order.step - member.step) * member.pace.step_s for member in away)
+    due_s = max((order.step - member.step) * member.pace.step_s for member in away)
     waited_s, least_s = now - order.stage_at, LAST_TIMES * staged_write_s(job) + LAST_S
     last = order.budget_s is not None and order.budget_s < least_s and waited_s > due_s + LATE_S
     overdue = waited_s > STUCK_TIMES * due_s + STUCK_S

@@ -675,6 +675,16 @@ def test_a_late_rank_is_waited_for_up_to_the_last_moment_for_the_copy(after_s, b
     assert stage is job.order.stage
 
 
+def test_a_straggler_is_given_its_own_time():
+    """Others are through with a step in a second; who takes ten times as long isn't given up for theirs."""
+    job = _promised()
+    slow = replace(job.members[1], pace=replace(job.members[1].pace, step_s=10.0))
+    job = replace(job, members={**job.members, 1: slow})
+
+    assert Stage.DECIDED is _after(job, 3 * 10.0 + 10.0).order.stage
+    assert Stage.LOST is _after(job, 3 * 10.0 + 10.1).order.stage
+
+
 def test_a_rank_that_dies_in_its_write_leaves_the_stop_to_the_staged_copies():
     """The fresh save is lost; what the deputies hold is taken by a second stop, though not all live."""
     job = _promised()
