@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,42 @@ def nothing_left(tmp_path):
         assert mine not in command or path.parent.name == str(os.getpid()), command
 
 
-def test_a_blackout_is_survived(tmp_path):
+DRILLS = {
+    "test_a_blackout_is_survived": ["blackout"],
+    "test_a_dip_costs_one_snapshot": ["dip"],
+    "test_a_blip_is_resumed_in_place": ["blip"],
+    "test_a_killed_rank_is_told_as_it_is": ["blackout", "--kill-rank", "1"],
+    "test_a_blackout_through_real_nut_is_survived": ["blackout", "--nut"],
+}
+
+
+@pytest.fixture(scope="module")
+def drills(request, tmp_path_factory):
+    """Those that are asked for, two at a time: most of a drill is waiting. By the test's name, folder and result."""
+    asked = [item.name for item in request.session.items if item.name in DRILLS and item.module is request.module]
+    folders = {name: tmp_path_factory.mktemp(name) for name in asked}
+    with ThreadPoolExecutor(2) as pool:
+        begun: dict[str, Future] = {
+            name: pool.submit(drill, folders[name], *DRILLS[name])
+            for name in asked
+            if not ("--nut" in DRILLS[name] and missing())
+        }
+        yield {name: (folders[name], future) for name, future in begun.items()}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def drilled(request, drills):
+    """Its folder, how its drill ended, and what that said of itself."""
+    if request.node.name not in drills:
+        pytest.skip(missing())
+    folder, future = drills[request.node.name]
+    return folder, *future.result()
+
+
+def test_a_blackout_is_survived(drilled):
     """Stopped at one step, sealed, halted before the battery was flat, resumed there, the same run in every bit."""
-    done, result = drill(tmp_path, "blackout")
+    _, done, result = drilled
     assert (done.returncode, result["verdict"]) == (0, "survived"), done.stderr
     assert result["resumed_step"] == result["stop_step"] > 15
     assert (result["lost_steps"], result["bit_exact"], result["ranks"]) == (0, True, 2)
@@ -64,38 +98,36 @@ def test_a_blackout_is_survived(tmp_path):
     assert result["spare_s"] > 0
 
 
-def test_a_dip_costs_one_snapshot(tmp_path):
+def test_a_dip_costs_one_snapshot(drilled):
     """Mains back soon: nobody stopped, nothing lost."""
-    done, result = drill(tmp_path, "dip")
+    _, done, result = drilled
     assert (done.returncode, result["verdict"]) == (0, "survived"), done.stderr
     assert result["stop_step"] is None
     assert (result["lost_steps"], result["bit_exact"]) == (0, True)
 
 
-def test_a_blip_is_resumed_in_place(tmp_path):
+def test_a_blip_is_resumed_in_place(drilled):
     """Mains back while parked: the same processes go on."""
-    done, result = drill(tmp_path, "blip")
+    _, done, result = drilled
     assert (done.returncode, result["verdict"]) == (0, "survived"), done.stderr
     assert result["resumed_step"] == result["stop_step"]
     assert (result["lost_steps"], result["bit_exact"]) == (0, True)
 
 
-def test_a_killed_rank_is_told_as_it_is(tmp_path):
+def test_a_killed_rank_is_told_as_it_is(drilled):
     """The node still halts in time, the newest whole generation resumes, and the verdict doesn't claim more."""
-    done, result = drill(tmp_path, "blackout", "--kill-rank", "1")
+    folder, done, result = drilled
     assert (done.returncode, result["verdict"]) == (16, "survived with loss"), done.stderr
     assert result["lost_steps"] > 0
     assert result["bit_exact"] is True
-    newest = json.loads((tmp_path / "drill" / "facts.json").read_text())["newest_step"]
+    newest = json.loads((folder / "drill" / "facts.json").read_text())["newest_step"]
     assert result["resumed_step"] == newest
 
 
 @pytest.mark.nut
-def test_a_blackout_through_real_nut_is_survived(tmp_path):
+def test_a_blackout_through_real_nut_is_survived(drilled):
     """The same with upsd and dummy-ups between the UPS and the daemon."""
-    if missing():
-        pytest.skip(missing())
-    done, result = drill(tmp_path, "blackout", "--nut")
+    _, done, result = drilled
     assert (done.returncode, result["verdict"]) == (0, "survived"), done.stderr
 
 
