@@ -60,9 +60,8 @@ fast: $(STAMP)/dev    ## fast tests only
 
 test: setup-nut $(STAMP)/dev   ## sets up, then all tests, real parts included
 	$(BIN)/ruff check --quiet .
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest
+	@$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest; tests=$$?; wait $$types && exit $$tests
 
 hil-virtual: setup-nut $(STAMP)/dev   ## power cuts of real file systems, SNMP UPSes, a virtual machine: all that can run here
 	@./.make/apt vm
