@@ -109,13 +109,14 @@ def stuck(job: Job, order: Order, now: float) -> tuple[int, ...]:
 
     Who has come and writes is waited for: that it is written is all that is heard of a stop's save.
     """
-    if not spared(job, order):
-        return ()
+    waited_s = now - order.stage_at
+    if waited_s <= LATE_S:
+        return ()  # asked at every decision: all ranks are looked at only where it can matter
     away = [job.members[rank] for rank in sorted(order.parts) if rank in job.members and _is_away(job, order, rank)]
-    if not away:
+    if not away or not spared(job, order):
         return ()
     due_s = max((order.step - member.step) * member.pace.step_s for member in away)
-    waited_s, least_s = now - order.stage_at, LAST_TIMES * staged_write_s(job) + LAST_S
+    least_s = LAST_TIMES * staged_write_s(job) + LAST_S
     last = order.budget_s is not None and order.budget_s < least_s and waited_s > due_s + LATE_S
     overdue = waited_s > STUCK_TIMES * due_s + STUCK_S
     return tuple(member.rank for member in away) if last or overdue else ()
