@@ -158,7 +158,7 @@ def order(
     earlier = job.earlier
     if old is not None and old.purpose is Purpose.SNAPSHOT and old.underway and _begun(old):
         earlier = old
-    anew = old is not None and old.purpose is purpose is Purpose.STOP and not old.over
+    before = old if old is not None and old.purpose is purpose is Purpose.STOP and not old.over else None
     new = Order(
         seq=seq,
         event=event,
@@ -169,8 +169,8 @@ def order(
         reason=reason,
         budget_s=budget_s,
         weights=weights,
-        nth=old.nth + 1 if old is not None and anew else 1,
-        stuck=old is not None and anew and old.stuck,
+        nth=1 if before is None else before.nth + 1,
+        stuck=before is not None and before.stuck,
     )
     job = replace(job, order=new, earlier=earlier, resume=None, retry=False)
     return tick(policy, job, now, budget_s=budget_s)
