@@ -14,8 +14,9 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
-from multiprocessing import Pool
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 
 from msgspec import Struct, to_builtins
 
@@ -115,13 +116,12 @@ def main(argv: list[str] | None = None) -> int:
     _say(f"seeds {seeds.start} to {seeds.stop - 1}")
     whole, began = Tally(), time.monotonic()
     blocks = [range(at, min(at + BLOCK, seeds.stop)) for at in range(seeds.start, seeds.stop, BLOCK)]
-    with Pool(asked.jobs) as pool:
-        for tally in pool.imap_unordered(many, blocks):
-            whole.add(tally)
-            for seed, why in tally.breaches.items():
-                _say(f"seed {seed}: {why}")
-            if whole.runs % 1000 < BLOCK:
-                _say(f"{whole.runs} runs, {time.monotonic() - began:.0f} s")
+    for tally in _tallies(blocks, asked.jobs):
+        whole.add(tally)
+        for seed, why in tally.breaches.items():
+            _say(f"seed {seed}: {why}")
+        if whole.runs % 1000 < BLOCK:
+            _say(f"{whole.runs} runs, {time.monotonic() - began:.0f} s")
     wall_s = round(time.monotonic() - began, 1)
     if asked.json:
         told = {**to_builtins(whole, str_keys=True), "seeds": [seeds.start, seeds.stop - 1], "wall_s": wall_s}
@@ -129,6 +129,23 @@ def main(argv: list[str] | None = None) -> int:
     else:
         sys.stdout.write(_words(whole) + "\n")
     return 1 if whole.breaches else 0
+
+
+def _tallies(blocks: list[range], jobs: int) -> Iterator[Tally]:
+    """What each of *blocks* has come to: on this process, or on *jobs* fresh ones.
+
+    Fresh, not forked: a fork takes over the locks and the garbage of a process that may have threads, and waits for
+    them forever.
+    """
+    if jobs == 1:
+        yield from map(many, blocks)
+        return
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"))
+    try:
+        for done in as_completed([pool.submit(many, block) for block in blocks]):
+            yield done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _say(text: str) -> None:
