@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -13,6 +15,13 @@ from powerguard.sim.upsd import HEALTHY, SimUpsd
 # The same examples each time, and no verdict by the clock: a slow machine isn't a bug.
 settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """A thread or a child that a test left must not hold the process for ever: it says where it stands, and ends."""
+    if sys.__stderr__ is not None:
+        faulthandler.dump_traceback_later(60.0, exit=True, file=sys.__stderr__)
 
 
 @pytest.fixture
