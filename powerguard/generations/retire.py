@@ -20,8 +20,10 @@ from powerguard.generations.scan import Generation, scan
 def retire(directory: str | Path, keep: int, *, disk: Disk = DISK) -> list[str]:
     """Removes all that is older than the *keep* newest sealed, whole generations; returns the names removed.
 
-    What isn't sealed is never counted, and removed only when it is older than those; so is what was resumed from too
-    often. Without *keep* sealed generations nothing is removed. Raises DirectoryError where the directory can't be
+    Older is what is of an earlier step than those of them with the highest steps, and was written before those of them
+    that were written last: a run that begins anew beside an older one loses nothing of its own. What isn't sealed is
+    never counted, and removed only when it is older than those; so is what was resumed from too often. Without *keep*
+    sealed generations nothing is removed. Raises DirectoryError where the directory can't be
     written; a generation that can't be moved is left for the next time.
     """
     assert keep >= 1
@@ -33,7 +35,8 @@ def retire(directory: str | Path, keep: int, *, disk: Disk = DISK) -> list[str]:
     if len(counted) < keep:
         return []
     oldest = counted[keep - 1]
-    out = [g for g in generations if _order(g) < _order(oldest)]
+    before = sorted((g.written_at for g in counted), reverse=True)[keep - 1]
+    out = [g for g in generations if _order(g) < _order(oldest) and _written_at(g) < before]
     if not out:
         return []
     trash = home(root) / TRASH
@@ -56,6 +59,13 @@ def retire(directory: str | Path, keep: int, *, disk: Disk = DISK) -> list[str]:
 
 def _order(generation: Generation) -> tuple[int, float]:
     return (generation.step, generation.written_at)
+
+
+def _written_at(generation: Generation) -> float:
+    """When it was written, or begun where no rank has finished."""
+    with contextlib.suppress(OSError):
+        return generation.written_at or generation.path.stat().st_mtime
+    return 0.0
 
 
 def _free_name(trash: Path, name: str) -> Path:

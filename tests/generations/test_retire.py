@@ -104,6 +104,24 @@ def test_a_worn_generation_doesn_t_count(make, tmp_path):
     assert latest(tmp_path).generation.step == 2
 
 
+def test_a_run_that_begins_anew_keeps_its_own(make, tmp_path):
+    """Beside an older one that got further: its newest stay, and what it is writing; so do the older one's newest."""
+    for step in (40, 50):
+        make(step, tag="old-1")
+    for step in (10, 20, 30):
+        make(step, tag="new-1")
+        begun = tmp_path / f"step-{step + 1:010d}.new-1"
+        begun.mkdir()
+        retire(tmp_path, 2)
+        assert begun.exists()
+        begun.rmdir()
+    assert [50, 40, 30, 20] == steps(tmp_path)
+    for step in (45, 55, 60):
+        make(step, tag="new-1")
+        retire(tmp_path, 2)
+    assert [60, 55] == steps(tmp_path)
+
+
 def test_every_cut_leaves_a_whole_newest(make, tmp_path):
     """Whichever call the power fails at, the newest still verifies, and the next retirement clears up."""
     made = 0
