@@ -14,8 +14,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from powerguard.errors import StateError
-from powerguard.generations import scan
 from powerguard.train import rng
 from powerguard.train.flush import Flusher, LoadReport
 from powerguard.train.identity import find_identity
@@ -60,7 +58,9 @@ class Found(Struct, frozen=True):
         return self.report.step
 
 
-def newest(directory: str | Path, *, objects: tuple[str, ...], groups: tuple[str, ...] = ()) -> Found | None:
+def newest(
+    directory: str | Path, *, objects: tuple[str, ...], groups: tuple[str, ...] = (), allow_pickle: bool = False
+) -> Found | None:
     """The newest generation in *directory* that all ranks can trust; None where there is none.
 
     *objects* are the names of single objects, *groups* those of dicts of objects. Ranks agree through
@@ -72,7 +72,7 @@ def newest(directory: str | Path, *, objects: tuple[str, ...], groups: tuple[str
     state: dict[str, Any] = {name: Box() for name in objects} | {name: Boxes() for name in groups}
     group = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
     me = find_identity(os.environ, job="resume", group=group)
-    flusher = Flusher(directory, rank=me.rank, world_size=me.world_size, reserve=False)
+    flusher = Flusher(directory, rank=me.rank, world_size=me.world_size, allow_pickle=allow_pickle, reserve=False)
     try:
         report = load_newest(
             flusher, state, lambda: Checkpointer(directory, rank=me.rank, world_size=me.world_size, flusher=flusher)
@@ -80,19 +80,8 @@ def newest(directory: str | Path, *, objects: tuple[str, ...], groups: tuple[str
     finally:
         flusher.close()
     if report is None:
-        _refuse_others(directory, me.world_size)
         return None
     values: dict[str, Any] = {name: state[name].value for name in objects}
     values |= {name: {key: box.value for key, box in state[name].items()} for name in groups}
     Log().info(report.describe(), step=report.step)
     return Found(report, values, rng.capture())
-
-
-def _refuse_others(directory: str | Path, world_size: int) -> None:
-    """Starting from scratch is right only where nothing is there."""
-    others = {one.world_size for one in scan(directory) if one.whole} - {world_size}
-    if others:
-        raise StateError(
-            f"{directory} holds generations of {max(others)} ranks, this process takes itself for one of {world_size}",
-            todo="start as many ranks as before, with torchrun: it tells each who it is before the framework does",
-        )

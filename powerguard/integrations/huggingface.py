@@ -60,7 +60,11 @@ class PowerguardCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         Raises CheckpointError where all generations are damaged.
         """
         self._trainer = trainer
-        found = newest(self.directory, objects=("model", "optimizer", "scheduler", "trainer"))
+        found = newest(
+            self.directory,
+            objects=("model", "optimizer", "scheduler", "trainer"),
+            allow_pickle=self.options.get("allow_pickle", False),
+        )
         if found is None:
             return None
         rank = trainer.args.process_index

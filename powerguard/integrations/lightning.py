@@ -78,7 +78,12 @@ class PowerguardCallback(Callback):  # type: ignore[misc]  # lightning is typed 
         import torch
 
         me = find_identity(os.environ, job="resume")
-        self._found = newest(self.directory, objects=("model", "lightning"), groups=("optimizers",))
+        self._found = newest(
+            self.directory,
+            objects=("model", "lightning"),
+            groups=("optimizers",),
+            allow_pickle=self.options.get("allow_pickle", False),
+        )
         if self._found is None:
             return None
         self._resuming = self.directory / RESUMING / f"rank-{me.rank:05d}" / f"step-{self._found.step}.ckpt"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -41,6 +43,8 @@ class Module(lightning.LightningModule):
         super().__init__()
         self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
         self.outage, self.seen, self.validated = outage, {}, 0
+        if outage.options.get("allow_pickle"):
+            self.save_hyperparameters({"root": Path("/data")})
 
     def training_step(self, batch, index):
         return (self.net(batch) - batch.sum(1, keepdim=True)).square().mean()
@@ -145,6 +149,18 @@ def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at, validate, loader):
         later, True
     )
     assert list((tmp_path / "cut" / RESUMING).iterdir()) == []
+
+
+def test_what_was_pickled_by_permission_is_read_by_it(tmp_path, outage):
+    """A hyperparameter of a type that isn't plain data: without permission it isn't even saved."""
+    outage.options["allow_pickle"] = True
+    outage.at = 5
+    fit(tmp_path, outage, "cut")
+    outage.over()
+    after, _, end = fit(tmp_path, outage, "cut")
+
+    assert (end, min(after.seen)) == (None, 5)
+    assert Path("/data") == after.hparams["root"]
 
 
 def test_a_stop_at_the_very_last_step_is_a_run_that_is_complete(tmp_path, outage):
