@@ -62,8 +62,12 @@ def async_save(state: Mapping[str, object], directory: str | Path, step: int) ->
 
 
 def load(state: Mapping[str, object], directory: str | Path, *, strict: bool = True) -> LoadReport | None:
-    """Loads the newest generation that verifies into *state*; None where there is none. See `Checkpointer.load`."""
-    return _of(directory).load(state, strict=strict)
+    """Loads the newest generation that verifies into *state*; None where there is none. See `Checkpointer.load`.
+
+    It only reads, however often: a training loop that wants a generation passed over which ends every run that goes on
+    from it uses `Checkpointer.load`.
+    """
+    return _of(directory).load(state, strict=strict, cap=None)
 
 
 def close() -> None:
@@ -118,7 +122,7 @@ def find(path: str | Path) -> Generation:
         if not path.is_dir():
             raise CheckpointError(f"{path} isn't there", todo="see powerguard checkpoints list")
         return look(path)
-    found = latest(path, verify=False)
+    found = latest(path, verify=False, cap=None)
     if found.generation is None:
         raise CheckpointError(f"{path}: {found.describe()}", todo="name a generation's folder")
     return found.generation

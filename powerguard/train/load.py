@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from powerguard.errors import CheckpointError, StateError
 from powerguard.generations import resumes
-from powerguard.generations.scan import Generation, Skipped, latest
+from powerguard.generations.scan import Generation, Skipped, latest, scan
 from powerguard.train import rng
 from powerguard.train.blobs import bytes_view
 from powerguard.train.parts import read_parts
@@ -86,7 +86,8 @@ def load_newest(
     """*load* of the newest generation that can be trusted, falling back as often as needed; None where none is whole.
 
     For a run of one rank: with more, one of them must choose for all. Raises CheckpointError where whole generations
-    were there and none could be trusted: a run mustn't start from scratch for that without anybody knowing.
+    were there and none could be trusted, StateError where all are of another number of ranks: a run mustn't start from
+    scratch for that without anybody knowing.
     """
     damaged: dict[str, str] = {}
     while True:
@@ -95,6 +96,7 @@ def load_newest(
         skipped += tuple(map(str, found.skipped))
         if found.generation is None:
             if not damaged:
+                refuse_others(directory, world_size)
                 return None
             raise CheckpointError(
                 f"no generation in {directory} can be trusted: {'; '.join(skipped)}",
@@ -108,6 +110,20 @@ def load_newest(
         if cap is not None:
             resumes.count(directory, found.generation.name)
         return msgspec.structs.replace(report, skipped=skipped)
+
+
+def refuse_others(directory: Path, world_size: int) -> None:
+    """For a run that has found nothing to go on from: raises StateError where other runs would find something.
+
+    Starting from scratch is right only where nothing is there.
+    """
+    others = {generation.world_size for generation in scan(directory) if generation.whole} - {world_size}
+    if others:
+        raise StateError(
+            f"{directory} holds generations of {max(others)} ranks, this process takes itself for one of {world_size}",
+            todo="start as many ranks as before, with torchrun (it tells each who it is before a framework does); or "
+            "export the newest (powerguard checkpoints export), load that, and go on in another directory",
+        )
 
 
 def _check_sources(nodes: dict[str, Any], state: dict[str, object], strict: bool) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from powerguard.generations.names import generation_name
 from powerguard.generations.scan import Generation, Skipped, latest, look
 from powerguard.generations.seal import seal_if_whole
 from powerguard.train.flush import Flusher, LoadReport, Staged, Written
+from powerguard.train.load import refuse_others
 from powerguard.train.replicas import Storage
 
 _KEY = "powerguard/checkpoint"
@@ -137,7 +138,9 @@ class Checkpointer:
         """Loads the newest generation that all ranks find whole and undamaged; None where there is none.
 
         With several ranks, torch.distributed must be initialised, for its store: ranks tell each other there what they
-        found. Raises StateError where *state* doesn't fit, CheckpointError where every generation is damaged.
+        found. It counts as a resume: a generation loaded *cap* times with none newer written since is passed over; with
+        None nothing is counted, which is right for who only reads. Raises StateError where *state* doesn't fit or all
+        is of another number of ranks, CheckpointError where every generation is damaged.
         """
         if self.world_size == 1:
             return self._flusher.resume(state, strict=strict, cap=cap)
@@ -177,6 +180,7 @@ class Checkpointer:
             damaged[name] = problems[0]
         if damaged:
             raise CheckpointError(f"no generation in {self.directory} can be trusted: {damaged}")
+        refuse_others(self.directory, self.world_size)
         return None
 
     def _try(self, generation: Generation, state: Mapping[str, object], strict: bool) -> tuple[LoadReport | None, str]:

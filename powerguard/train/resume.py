@@ -11,6 +11,7 @@ from powerguard.errors import CheckpointError
 from powerguard.generations import resumes
 from powerguard.generations.scan import Skipped, latest
 from powerguard.train.flush import Flusher, LoadReport
+from powerguard.train.load import refuse_others
 
 
 def load_newest(flusher: Flusher, state: Mapping[str, object], checkpointer: Callable[[], Any]) -> LoadReport | None:
@@ -31,6 +32,7 @@ def load_newest(flusher: Flusher, state: Mapping[str, object], checkpointer: Cal
         skipped = tuple(str(Skipped(name, why)) for name, why in damaged.items()) + tuple(map(str, found.skipped))
         if found.generation is None:
             if not damaged:
+                refuse_others(flusher.directory, flusher.world_size)
                 return None
             raise CheckpointError(
                 f"no generation in {flusher.directory} can be trusted: {'; '.join(skipped)}",

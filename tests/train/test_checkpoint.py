@@ -33,6 +33,35 @@ def test_save_and_load(tmp_path):
         checkpoint.close()
 
 
+def test_reading_is_no_resume(tmp_path):
+    """However often a checkpoint is read, the newest is what everybody gets, who exports it too."""
+    from powerguard import checkpoint
+    from powerguard.generations import resumes
+
+    try:
+        for step in (1, 2):
+            checkpoint.save({"a": step}, tmp_path, step)
+        assert [2] * (resumes.CAP + 1) == [checkpoint.load({"a": 0}, tmp_path).step for _ in range(resumes.CAP + 1)]
+        assert {} == resumes.read(tmp_path)
+        assert 2 == checkpoint.find(tmp_path).step
+    finally:
+        checkpoint.close()
+
+
+def test_what_others_saved_is_no_beginning(tmp_path):
+    """Whole generations of another number of ranks: refused with what to do, and nothing of them is lost."""
+    from powerguard import checkpoint
+
+    for rank in (0, 1):
+        with checkpoint.Checkpointer(tmp_path, rank=rank, world_size=2, attempt="a") as saver:
+            saver.save({"a": rank}, 7)
+    try:
+        with pytest.raises(StateError, match=r"generations of 2 ranks.*one of 1(?s:.*)export"):
+            checkpoint.load({"a": 0}, tmp_path)
+    finally:
+        checkpoint.close()
+
+
 def test_nothing_to_load_is_none(tmp_path):
     """A first start finds nothing, and that is no error."""
     from powerguard import checkpoint
