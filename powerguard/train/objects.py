@@ -13,6 +13,7 @@ from powerguard.train.dtypes import dtype_of
 from powerguard.train.sharded import is_dtensor, like
 from powerguard.train.tree import class_name
 
+EXTRA_STATE = "_extra_state"  # torch.nn.Module's name for what get_extra_state() returns
 DDP = "torch.nn.parallel.distributed.DistributedDataParallel"
 
 
@@ -44,6 +45,27 @@ def check_keys(node: Node, template: Mapping[str, object], path: str) -> None:
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
+
+
+def resizable(module: torch.nn.Module, template: Mapping[str, object]) -> list[str]:
+    """The names in *template* whose tensors may have another shape in a checkpoint: *module* brings them to it itself.
+
+    That is extra state, whatever it is, and what belongs to a part with a loading of its own, as observers and fake
+    quantisers have it: their scales are of size 1 until they have seen a batch.
+    """
+    parts = dict(module.named_modules(remove_duplicate=False))
+    own = {name for name, part in parts.items() if not _loading(part).startswith("torch.nn.modules.")}
+    return [
+        name
+        for name, (owner, _, last) in ((name, name.rpartition(".")) for name in template)
+        if last == EXTRA_STATE or owner in own
+    ]
+
+
+def _loading(module: torch.nn.Module) -> str:
+    """Where *module*'s way to load itself comes from; torch's own layers, those with another than Module's too, never
+    change shapes."""
+    return str(type(module)._load_from_state_dict.__module__)
 
 
 def sharded_template(optimizer: torch.optim.Optimizer, node: Node, template: dict[str, Any]) -> dict[str, Any]:

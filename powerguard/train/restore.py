@@ -21,7 +21,7 @@ from powerguard.generations.values import Node, decode, join
 from powerguard.train import quantized
 from powerguard.train.dtypes import dtype_of
 from powerguard.train.layout import Entry
-from powerguard.train.objects import check_keys, load_object, sharded_template, wrapped_names
+from powerguard.train.objects import check_keys, load_object, resizable, sharded_template, wrapped_names
 from powerguard.train.targets import Targets
 from powerguard.train.tree import class_name, is_stateful
 
@@ -85,9 +85,12 @@ class Restore:
             if not payload["class"]:  # of another tool, which knows no wrappers
                 payload = {**payload, "value": wrapped_names(payload["value"], template, current)}
             check_keys(payload["value"], template, path)
-        outer, self.tensors.exact = self.tensors.exact, path if is_module else ""
+        outer = self.tensors.exact, self.tensors.sized
+        self.tensors.exact = path if is_module else ""
+        if is_module:
+            self.tensors.sized = frozenset(join(path, name) for name in resizable(current, template))
         state = self.plan(payload["value"], template, path)
-        self.tensors.exact = outer
+        self.tensors.exact, self.tensors.sized = outer
         if "metadata" in payload:
             state._metadata = OrderedDict(self.plan(payload["metadata"], None, path))
         self._calls.append(lambda: load_object(current, state, path))

@@ -30,12 +30,16 @@ if TYPE_CHECKING:
 
 
 class Targets:
-    """One load's tensors. *exact* holds the path of a Module while its tensors are planned: they must fit."""
+    """One load's tensors. *exact* holds the path of a Module while its tensors are planned: they must fit.
+
+    All but those at the paths in *sized*, or below: their owners take another shape, or refuse it, by themselves.
+    """
 
     def __init__(self, entries: Mapping[str, Entry], meshes: list[Any]) -> None:
         self.entries = entries
         self.meshes = meshes
         self.exact = ""
+        self.sized: frozenset[str] = frozenset()
         self.parts: dict[str, torch.Tensor] = {}  # part -> contiguous tensor that its bytes go to
         self.ranges: list[tuple[int, int, torch.Tensor]] = []  # bytes of the file -> contiguous tensor
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -60,7 +64,7 @@ class Targets:
         held = self._view(payload, dtype, shape) if "view" in payload else self._whole(payload, dtype, shape, there)
         if there is None:
             return _dressed(held, payload)
-        if held.data_ptr() != there.data_ptr() or held.stride() != there.stride():
+        if held.data_ptr() != there.data_ptr() or held.stride() != there.stride() or _lazy(there):
             self._copies.append((there.detach(), held))
         return there
 
@@ -83,7 +87,7 @@ class Targets:
         if not isinstance(current, torch.Tensor) or is_dtensor(current) or current.device.type == "meta":
             return None
         if current.shape != shape or current.dtype != dtype:
-            if self.exact:
+            if self.exact and not any(path == free or path.startswith(f"{free}.") for free in self.sized):
                 raise StateError(
                     f"{path} is {current.dtype} {list(current.shape)} here and {dtype} {list(shape)} in the checkpoint",
                     todo="build the model as it was when it was saved",
@@ -99,7 +103,7 @@ class Targets:
         if ref in self.parts:
             return _reinterpret(self.parts[ref], dtype, shape)
         device = there.device if there is not None else _device(payload["device"])
-        if there is not None and there.is_contiguous():
+        if there is not None and there.is_contiguous() and not _lazy(there):
             target = there.detach()
         else:
             target = torch.empty(shape, dtype=dtype, device=device)
@@ -170,6 +174,11 @@ class Targets:
         return _dressed(
             wrap_local(self.tensor(local, None, path), payload, mesh_like(self.meshes, payload["mesh"])), {}
         )
+
+
+def _lazy(tensor: torch.Tensor) -> bool:
+    """Its values are the conjugate or the negative of what its memory holds."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def _device(kind: str) -> torch.device:

@@ -139,6 +139,60 @@ def test_a_model_that_differs_is_refused_before_it_is_touched(flusher, save):
         assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
 
 
+class Grown(torch.nn.Module):
+    """Its scale has one element until it has seen a batch, as an observer's; extra state grows with what happened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1))
+        self.seen = torch.zeros(0, dtype=torch.uint8)
+
+    def get_extra_state(self) -> Any:
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = state["seen"]
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
+        if self.scale.dtype == state[f"{prefix}scale"].dtype:
+            self.scale = torch.empty_like(state[f"{prefix}scale"])
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def test_tensors_that_a_module_brings_to_size_itself(flusher, save):
+    """Another shape is fine where the owner takes it, else it refuses; plain layers beside it stay strict."""
+    from powerguard.errors import StateError
+
+    def build(width: int = 3) -> Any:
+        return torch.nn.ModuleDict({"linear": torch.nn.Linear(width, 3), "grown": Grown()})
+
+    old, f = build(), flusher()
+    old["grown"].scale, old["grown"].seen = torch.arange(3.0), torch.arange(7, dtype=torch.uint8)
+    generation = save(f, {"m": old}, 1)
+    new = build()
+    f.load(generation, {"m": new})
+
+    assert torch.equal(old["grown"].scale, new["grown"].scale)
+    assert torch.equal(old["grown"].seen, new["grown"].seen)
+    assert torch.equal(old["linear"].weight, new["linear"].weight)
+    with pytest.raises(StateError, match=r"m\.linear\.weight is torch\.float32 \[3, 4\] here"):
+        f.load(generation, {"m": build(4)})
+    odd = build()
+    odd["grown"].scale = odd["grown"].scale.double()
+    with pytest.raises(StateError, match="refuses its state"):
+        f.load(generation, {"m": odd})
+
+
+def test_layers_of_torch_keep_their_shapes(flusher, save):
+    """A batch norm loads in a way of its own, and is refused before anything is touched all the same."""
+    from powerguard.errors import StateError
+
+    f = flusher()
+    generation = save(f, {"m": torch.nn.BatchNorm1d(3)}, 1)
+    with pytest.raises(StateError, match=r"m\.weight is torch\.float32 \[4\] here"):
+        f.load(generation, {"m": torch.nn.BatchNorm1d(4)})
+
+
 def test_sources_must_be_the_same(flusher, save):
     """A source that is missing on either side is an error, or is told with strict=False."""
     from powerguard.errors import StateError

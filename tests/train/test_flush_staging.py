@@ -161,9 +161,13 @@ def test_conjugated_and_negated_views(flusher, save):
     value = torch.randn(5, dtype=torch.complex64)
     state = {"t": [value.conj(), value.conj().imag]}
     f = flusher()
-    loaded = load_anew(f, save(f, state, 1), {"t": None})["t"]
+    generation = save(f, state, 1)
+    loaded = load_anew(f, generation, {"t": None})["t"]
     assert torch.equal(loaded[0], value.conj().resolve_conj())
     assert torch.equal(loaded[1], -value.imag)
+    for there in (torch.zeros(5, dtype=torch.complex64), torch.zeros(5, dtype=torch.complex64).conj()):
+        f.load(generation, {"t": [there, torch.zeros(5)]})
+        assert torch.equal(value.conj().resolve_conj(), there.resolve_conj())
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
