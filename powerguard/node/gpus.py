@@ -103,7 +103,7 @@ class Limits:
                 found_w = known[gpu.uuid].found_mw / 1000 if gpu.uuid in known else gpu.limit_w
                 target_w = replace(gpu, limit_w=found_w).lowered_w(pct)
                 if target_w is None or found_w is None:
-                    failed.append(f"GPU {gpu.index}: its power can't be limited")
+                    done.append(f"GPU {gpu.index} stays as it is: its power can't be limited")
                     continue
                 plan[gpu.uuid] = Limit(round(found_w * 1000), round(target_w * 1000))
             if plan != known:

@@ -132,7 +132,9 @@ class Shedder:
         self._way, self._put, self._factor, self._retry_s = way, put, factor, retry_s
         self._changed = threading.Condition()
         self._wanted: bool | None = None  # limits low
-        self._done: bool | None = None
+        self._done: bool | None = None  # None: not known, also after a failure, which may have changed some
+        self._tried = False  # to lower them, ever
+        self._stepped = False  # the load was told to be lower
         self._trouble = ""
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -181,22 +183,25 @@ class Shedder:
                 retry_s = self._retry_s
                 continue
             with self._changed:
-                if self._closing:
-                    return
                 if self._wanted is wanted:
+                    if self._closing:
+                        return
                     self._changed.wait(retry_s)
             retry_s = min(RETRY_MOST_S, 2 * retry_s)
 
     def _attempt(self, lower: bool) -> bool:
         assert self._way is not None
+        self._tried = self._tried or lower
         try:
             what = self._way.lower() if lower else self._way.restore()
         except Exception as err:  # a driver may fail in any way
-            self._trouble = f"GPU power isn't {'lowered' if lower else 'restored'}: {err}"
+            self._done, self._trouble = None, f"GPU power isn't {'lowered' if lower else 'restored'}: {err}"
             log.error(self._trouble)
             return False
-        first, self._done, self._trouble = self._done is None, lower, ""
-        if lower or not first:
+        self._done, self._trouble = lower, ""
+        if self._tried:
             log.info("GPU power lowered" if lower else "GPU power restored", what=what, by=self._way.name)
+        if lower is not self._stepped:
+            self._stepped = lower
             self._put(LoadStep(self._factor if lower else 1.0 / self._factor))
         return True

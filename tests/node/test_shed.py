@@ -87,6 +87,42 @@ def test_a_failure_is_told_and_tried_again(way, steps, eventually):
     shedder.close(restore=True)
 
 
+class HalfWay:
+    """Lowers the first of two, and fails at the second."""
+
+    name = "half"
+
+    def __init__(self) -> None:
+        self.low = queue.Queue()
+
+    def lower(self) -> str:
+        self.low.put(True)
+        raise ShedFailed("GPU 1: Insufficient Permissions")
+
+    def restore(self) -> str:
+        self.low.put(False)
+        return "restored"
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["mains back", "stopped"])
+def test_what_was_lowered_before_a_failure_is_put_back(steps, closed):
+    """The next word is carried out, whatever is believed of the limits; the load was never told to be lower."""
+    way = HalfWay()
+    shedder = Shedder(way, steps.put, retry_s=1e6)
+    shedder.want(False)
+    assert way.low.get(timeout=WAIT_S) is False
+    shedder.want(True)
+    assert way.low.get(timeout=WAIT_S) is True
+    if not closed:
+        shedder.want(False)
+        assert way.low.get(timeout=WAIT_S) is False
+    shedder.close(restore=True, wait_s=WAIT_S)
+
+    assert ([False] if closed else []) == list(way.low.queue)
+    assert steps.empty()
+    assert "" == shedder.trouble()
+
+
 def test_closing_restores_unless_the_node_goes_down(way, steps):
     """A daemon that is stopped leaves no GPU slow; one that ends with its node leaves it be."""
     for restore, left in ((True, ["lower", "restore"]), (False, ["lower"])):
