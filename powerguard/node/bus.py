@@ -57,6 +57,8 @@ BURST = 1000.0
 QUEUED_MAX = 65536
 TAKE_MAX = 1000
 """Messages taken in a row before the thread looks at what is to be sent."""
+DEAD_S = 120.0
+"""A rank that has ended is shown for so long, which is longer than its job is remembered: none is forgotten unheard."""
 LOOK_AGAIN_MS = 60_000
 """Messages, `send` and `close` wake the thread; this is only the bound."""
 FROM_DEPUTY = (Held, Shard, Failed, SealWritten, Ack)
@@ -141,9 +143,12 @@ class Bus:
         self._ring()
 
     def pages(self, now: float) -> tuple[PageReport, ...]:
-        """What the shared pages and the processes of the registered ranks show."""
+        """What the shared pages and the processes of the registered ranks show; the dead for `DEAD_S` longer."""
         with self._lock:
-            return tuple(peer.report(now) for peer in self._peers.values())
+            reports = tuple(peer.report(now) for peer in self._peers.values())
+            dead = [(page.job, page.rank) for page in reports if not page.alive]
+            self._forget([key for key in dead if now - self._peers[key].dead_since(now) > DEAD_S])
+        return reports
 
     def care(self) -> str:
         """Starts the thread anew if it has ended; says what went wrong since the last look, or ""."""
@@ -268,11 +273,15 @@ class Bus:
     def _drop_dead(self) -> bool:
         """Makes room; called with the lock held."""
         dead = [key for key, peer in self._peers.items() if not peer.alive()]
-        for key in dead:
-            self._peers.pop(key).close()
-        jobs = {job for job, _ in self._peers}
-        self._owners = {job: uid for job, uid in self._owners.items() if job in jobs}
+        self._forget(dead)
         return bool(dead)
+
+    def _forget(self, keys: list[tuple[str, int]]) -> None:
+        for key in keys:
+            self._peers.pop(key).close()
+        if keys:
+            jobs = {job for job, _ in self._peers}
+            self._owners = {job: uid for job, uid in self._owners.items() if job in jobs}
 
     def _within_rate(self, name: bytes, now: float) -> bool:
         tokens, at = self._rates.get(name, (BURST, now))

@@ -37,6 +37,7 @@ class Peer:
         self._pid = owner.pid
         self._page_fd = _open_page(hello.page)
         self._pid_fd = -1
+        self._dead_at: float | None = None
         if self._pid > 0:
             with contextlib.suppress(OSError):  # gone already, or a kernel without it
                 self._pid_fd = os.pidfd_open(self._pid)
@@ -60,6 +61,12 @@ class Peer:
         except OSError:
             pass  # not ours to signal, but there
         return True
+
+    def dead_since(self, now: float) -> float:
+        """When this was first asked of it, which has ended: *now*, or earlier."""
+        if self._dead_at is None:
+            self._dead_at = now
+        return self._dead_at
 
     def step(self) -> int:
         """The step on its page; -1 = none that can be read."""

@@ -18,6 +18,7 @@ import zmq
 
 from powerguard import wire
 from powerguard.core import page
+from powerguard.core.agree import FORGET_S
 from powerguard.core.messages import (
     Beat,
     Bye,
@@ -35,7 +36,7 @@ from powerguard.core.messages import (
 )
 from powerguard.core.types import RankReport
 from powerguard.errors import DirectoryError
-from powerguard.node.bus import BURST, Bus
+from powerguard.node.bus import BURST, DEAD_S, Bus
 
 CONTEXT = zmq.Context()
 
@@ -349,6 +350,31 @@ def test_a_full_node_refuses_more(tmp_path, eventually):
         late.say(hello(5))
         node.ranks[0].close()
         eventually(lambda: any("too many ranks" in why for why in node.bus.refused))
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_ended_is_shown_for_a_while(tmp_path, eventually):
+    """Longer than its job is remembered, and no longer: a node that runs job after job doesn't keep them all."""
+    with contextlib.closing(Node(tmp_path / "r.sock")) as node:
+        child = subprocess.Popen([sys.executable, "-c", RANK_PROCESS, str(node.path), str(tmp_path / "page")])
+        eventually(lambda: node.reports, 30.0)
+        node.rank(b"other/0").say(hello(job="other"))
+        eventually(lambda: len(node.reports) == 2)
+        child.kill()
+        child.wait()
+        before = {page.job: page.alive for page in node.bus.pages(1000.0)}
+        open_files = len(os.listdir("/proc/self/fd"))
+        still = [page.job for page in node.bus.pages(1000.0 + DEAD_S)]
+        node.bus.pages(1001.0 + DEAD_S)
+        after = [page.job for page in node.bus.pages(1001.0 + DEAD_S)]
+
+        assert {"job": False, "other": True} == before
+        assert ["job", "other"] == sorted(still)
+        assert ["other"] == after
+        assert len(os.listdir("/proc/self/fd")) < open_files
+        assert DEAD_S > FORGET_S
+        node.rank(b"job/0").say(hello())  # a name may come back
+        eventually(lambda: {page.job for page in node.bus.pages(2000.0)} == {"job", "other"})
 
 
 def test_a_thread_that_ends_is_started_anew(tmp_path, eventually):
