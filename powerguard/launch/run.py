@@ -24,7 +24,7 @@ from powerguard.core.messages import Failed, Pace, Quiesced, Shard, ShardRecord,
 from powerguard.errors import EXIT_REQUEUE, UsageError
 from powerguard.launch.ear import Ear
 from powerguard.launch.saved import Files, Pump, Sign
-from powerguard.launch.tree import To, targets, tell
+from powerguard.launch.tree import To, descendants, open_for_writing, targets, tell
 from powerguard.train.desk import Desk
 from powerguard.train.identity import Identity
 from powerguard.train.link import Link
@@ -192,8 +192,12 @@ class Launch:
         lines = self._lines
         assert self._process is not None
         pids = targets(self._process.pid, how.to)
-        if self._code is None and not tell(pids, number):
-            return "there is no process to signal"
+        if self._code is None:
+            told, refused = tell(pids, number)
+            if refused:
+                return f"this user may not signal process {refused[0]}: start exec as the user that it runs as"
+            if not told:
+                return "there is no process to signal"
         self._ordered = self._ordered or save.stop
         name = signal.Signals(number).name
         self._log.info(f"{name} sent", to=len(pids), budget_s=save.budget_s, saved_by=how.saved.kind)
@@ -201,11 +205,15 @@ class Launch:
             code = self._code
             if code is not None:
                 return self._ended(code, number, files, lines)
-            if (files is not None and files.done()) or self._lines > lines:
+            if self._lines > lines or (files is not None and files.at_rest(time.monotonic(), self._written_to)):
                 return ""
             if save.budget_s is not None and time.monotonic() - began > save.budget_s:
                 return f"not within the {save.budget_s:.0f} s that were left after {name}; it is still running"
             self._desk.wait(time.monotonic() + LOOK_S)
+
+    def _written_to(self) -> set[tuple[int, int]]:
+        assert self._process is not None
+        return open_for_writing([self._process.pid, *descendants(self._process.pid)])
 
     def _ended(self, code: int, number: int, files: Files | None, lines: int) -> str:
         """Whether an exit is that of a program that has saved."""
@@ -214,8 +222,7 @@ class Launch:
         if self._how.saved.kind == "log":
             return "" if self._lines > lines else f"it exited with {code} without the line that it prints when saved"
         if files is not None:
-            files.done()
-            return "" if files.done() else f"it exited with {code} without a new file"
+            return "" if files.new() else f"it exited with {code} without a new file"
         if self._process.returncode == -number:
             return f"{signal.Signals(number).name} killed it: it has no handler, or the wrong process was signalled"
         return "" if code in (0, EXIT_REQUEUE, 128 + number) else f"it exited with {code}"

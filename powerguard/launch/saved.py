@@ -7,14 +7,27 @@ import glob
 import os
 import re
 import threading
-from collections.abc import Callable
-from typing import IO
+from collections.abc import Callable, Collection
+from typing import IO, NamedTuple
 
 from msgspec import Struct
 
 from powerguard.errors import UsageError
 
 LINE_MAX_BYTES = 64 * 1024
+
+
+REST_S = 1.0
+"""A file that hasn't changed for so long is at rest, if nobody has it open."""
+
+
+class Facts(NamedTuple):
+    """What tells a file from what it was."""
+
+    mtime_ns: int
+    size: int
+    device: int
+    inode: int
 
 
 class Sign(Struct, frozen=True):
@@ -42,28 +55,39 @@ def parse(text: str) -> Sign:
 
 
 class Files:
-    """Files of a pattern: newly written since the watch began, and at rest over two looks."""
+    """Files of a pattern: newly written since the watch began, at rest, and written to by nobody any more."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._before = self._look()
-        self._last: dict[str, tuple[int, int]] = {}
+        self._last: dict[str, Facts] = {}
+        self._since = 0.0  # it has been so
 
-    def _look(self) -> dict[str, tuple[int, int]]:
+    def _look(self) -> dict[str, Facts]:
         found = {}
         for path in glob.glob(self._pattern, recursive=True):
             with contextlib.suppress(OSError):
                 stat = os.stat(path)
-                found[path] = (stat.st_mtime_ns, stat.st_size)
+                found[path] = Facts(stat.st_mtime_ns, stat.st_size, stat.st_dev, stat.st_ino)
         return found
 
-    def done(self) -> bool:
-        """Whether something is new, and was the same at the last look."""
-        now = self._look()
-        new = {path: facts for path, facts in now.items() if self._before.get(path) != facts}
-        at_rest = bool(new) and new == self._last
-        self._last = new
-        return at_rest
+    def new(self) -> dict[str, Facts]:
+        """Those that weren't there when the watch began, or have been written to since."""
+        return {path: facts for path, facts in self._look().items() if self._before.get(path) != facts}
+
+    def at_rest(self, now: float, writing: Callable[[], Collection[tuple[int, int]]]) -> bool:
+        """Whether something is new, has been the same for `REST_S`, and isn't among the files that *writing* names.
+
+        Either alone is not enough: a program may be silent for longer between two writes (torch.save makes its file
+        before it pickles a word), and who writes may be where *writing* doesn't see it.
+        """
+        new = self.new()
+        if new != self._last:
+            self._last, self._since = new, now
+        if not new or now - self._since < REST_S:
+            return False
+        open_ones = writing()
+        return not any((facts.device, facts.inode) in open_ones for facts in new.values())
 
 
 class Pump(threading.Thread):

@@ -76,11 +76,34 @@ def _parent(pid: int, proc: Path) -> int | None:
     return None
 
 
-def tell(pids: Iterable[int], number: int, *, kill: Callable[[int, int], None] = os.kill) -> int:
-    """Sends signal *number* to each; how many got it."""
-    told = 0
+def tell(pids: Iterable[int], number: int, *, kill: Callable[[int, int], None] = os.kill) -> tuple[int, list[int]]:
+    """Sends signal *number* to each: how many got it, and those that this user may not signal."""
+    told, refused = 0, []
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        try:
             kill(pid, number)
             told += 1
-    return told
+        except ProcessLookupError:
+            continue
+        except PermissionError:
+            refused.append(pid)
+    return told, refused
+
+
+def open_for_writing(pids: Iterable[int], *, proc: Path = PROC) -> set[tuple[int, int]]:
+    """(device, inode) of each file that one of *pids* has open to write to, as far as this user may see that."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(proc / str(pid) / "fd"):
+                with contextlib.suppress(OSError, ValueError):
+                    if _writes((proc / str(pid) / "fdinfo" / fd).read_text()):
+                        stat = os.stat(proc / str(pid) / "fd" / fd)
+                        found.add((stat.st_dev, stat.st_ino))
+    return found
+
+
+def _writes(fdinfo: str) -> bool:
+    """Whether the flags in *fdinfo* are those of a file opened for writing."""
+    flags = next(line.split()[1] for line in fdinfo.splitlines() if line.startswith("flags:"))
+    return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY

@@ -34,6 +34,21 @@ for step in range(10**9):
     time.sleep(0.02)
 """
 
+SLOW_SAVE = """
+import signal, sys, time, pathlib
+folder = pathlib.Path(sys.argv[1])
+def save(number, frame):
+    with open(folder / "checkpoint.pt", "wb") as file:      # there at once, as torch.save's
+        for _ in range(3):
+            time.sleep(1.5)
+            file.write(b"a piece")
+            file.flush()
+signal.signal(signal.SIGUSR1, save)
+while True:
+    (folder / "alive").write_text("yes")
+    time.sleep(0.02)
+"""
+
 RANK = """
 import os, signal, sys, time, pathlib
 folder = pathlib.Path(sys.argv[1])
@@ -213,6 +228,17 @@ def test_lightning_with_slurms_usr1(launch, powerguard_daemon, tmp_path, monkeyp
     assert [path.name for path in tmp_path.glob("hpc_ckpt_*")] == ["hpc_ckpt_1.ckpt"]
     assert "SIGUSR1 sent" in run.log.read_text()
     assert run.process.poll() is None
+    powerguard_daemon.order("resume")
+
+
+def test_a_file_that_is_still_open_is_no_save(launch, powerguard_daemon, tmp_path):
+    """There from the start, and silent for longer between two writes than one that is done: waited for all the same."""
+    options = ["--signal", "USR1", "--takes", "8", "--saved", f"file:{tmp_path}/*.pt"]
+    launch(options, [sys.executable, script(tmp_path, SLOW_SAVE), str(tmp_path)])
+    powerguard_daemon.order("park")
+    powerguard_daemon.wait_for("parked", PATIENCE_S)
+
+    assert b"a piece" * 3 == (tmp_path / "checkpoint.pt").read_bytes()
     powerguard_daemon.order("resume")
 
 

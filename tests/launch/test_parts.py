@@ -11,7 +11,7 @@ import pytest
 
 from powerguard.errors import UsageError
 from powerguard.launch.saved import Files, Pump, Sign, parse
-from powerguard.launch.tree import To, targets, tell
+from powerguard.launch.tree import To, open_for_writing, targets, tell
 
 
 def fake_proc(folder, processes):
@@ -57,7 +57,31 @@ def test_a_process_that_has_ended_is_left_out():
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
 
-    assert tell([child.pid], signal.SIGUSR1) == 0
+    assert tell([child.pid], signal.SIGUSR1) == (0, [])
+
+
+def test_a_process_of_somebody_else_is_named(tmp_path):
+    """It isn't signalled, the others are, and nothing is raised."""
+    got = []
+
+    def kill(pid, number):
+        if pid == 2:
+            raise PermissionError(1, "Operation not permitted")
+        got.append((pid, number))
+
+    assert (2, [2]) == tell([1, 2, 3], signal.SIGUSR1, kill=kill)
+    assert [(1, signal.SIGUSR1), (3, signal.SIGUSR1)] == got
+
+
+def test_files_open_for_writing_are_seen(tmp_path):
+    """Those of a process that writes, not those that it reads."""
+    written, read = tmp_path / "written", tmp_path / "read"
+    read.write_text("r")
+    with written.open("wb"), read.open("rb"):
+        found = open_for_writing([os.getpid(), 2**22 + 1])
+    both = [(stat.st_dev, stat.st_ino) for stat in (written.stat(), read.stat())]
+
+    assert [True, False] == [one in found for one in both]
 
 
 @pytest.mark.parametrize(
@@ -77,18 +101,24 @@ def test_no_sign_is_refused_with_what_to_give(text):
 
 
 def test_a_file_counts_once_it_is_new_and_at_rest(tmp_path):
-    """Not the one that was there, not one that still grows; one that was written over does."""
+    """Not the one that was there, not one that still grows, not one that somebody has open; one written over does."""
     old = tmp_path / "old.pt"
     old.write_bytes(b"x")
     files = Files(str(tmp_path / "*.pt"))
-    looks = [files.done()]
     new = tmp_path / "new.pt"
-    for size in (1, 2, 2):
+    open_ones = set()
+    looks = [files.at_rest(0.0, lambda: open_ones)]
+    for now, size in ((10.0, 0), (11.0, 1), (12.0, 2), (12.5, 2)):
         new.write_bytes(b"y" * size)
         os.utime(new, ns=(size, size))
-        looks.append(files.done())
+        looks.append(files.at_rest(now, lambda: open_ones))
+    open_ones = {(new.stat().st_dev, new.stat().st_ino)}
+    looks.append(files.at_rest(60.0, lambda: open_ones))
+    open_ones = set()
+    looks.append(files.at_rest(60.2, lambda: open_ones))
 
-    assert looks == [False, False, False, True]
+    assert [False] * 6 + [True] == looks
+    assert [str(new)] == list(files.new())
 
 
 def test_output_passes_through_and_matching_lines_are_noted():
