@@ -13,6 +13,7 @@
             trash/                          generations on their way out
             resumes/                        how often each generation was resumed from
             pace/                           what saves have taken
+            seen/                           marks by which ranks know that they see one directory
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ BALLAST = "ballast"
 TRASH = "trash"
 RESUMES = "resumes"
 PACE = "pace"
+SEEN = "seen"
 
 RANK_MAX = 10**7
 STEP_MAX = 10**15

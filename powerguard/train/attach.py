@@ -48,8 +48,9 @@ def attach(
     copies of the state in host memory, and the time of a copy every N steps.
 
     What ranks hold alike (under DDP or HSDP, or the sources named in *replicated*) is written once: with *storage*
-    "local" once for each node, whose ranks share *dir* with each other alone; with "shared" once for the whole job,
-    whose ranks all see the same *dir*. All ranks give the same. `train/replicas.py` says what is known to be alike.
+    "local" once for each node, with "shared" once for the whole job. Either way all ranks see the same *dir*: one of
+    each node's own is refused by `resume` and by the first periodic save. All ranks give the same. `train/replicas.py`
+    says what is known to be alike.
 
     With *save_every* `boundary` takes the run's periodic checkpoints too: 100 (steps), "5min", or "auto", which is what
     costs least by the measured time that a save blocks training and by how often failures come unannounced: as *mtbf*

@@ -223,7 +223,7 @@ class Guard:
         Ranks find out over torch.distributed, if it is initialised; else each verifies every rank's part and so finds
         the same. Raises CheckpointError where all are damaged, StateError where the state doesn't fit.
         """
-        from powerguard.train.resume import load_newest
+        from powerguard.train.resume import beginning, load_newest
 
         self._desk.busy = "resuming"
         try:
@@ -233,7 +233,7 @@ class Guard:
         self.resumed = report
         step = report.step if report is not None else -1
         self.goes_on(step)
-        text = report.describe() if report is not None else "nothing to resume from: starting at step 0"
+        text = report.describe() if report is not None else beginning(self._saver.flusher.directory)
         self._say(text, first_step=step + 1, load_s=round(report.load_s, 3) if report is not None else None)
         return step + 1
 

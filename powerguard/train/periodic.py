@@ -20,6 +20,7 @@ from powerguard.generations.scan import Generation, Skipped, latest, look
 from powerguard.generations.seal import seal_if_whole
 from powerguard.train.flush import Flusher, LoadReport, Staged, Written
 from powerguard.train.load import refuse_others
+from powerguard.train.one_place import find_mark, leave_mark
 from powerguard.train.replicas import Storage
 
 _KEY = "powerguard/checkpoint"
@@ -64,7 +65,8 @@ class Checkpointer:
 
         With *keep*, older sealed generations are deleted after each save. *attempt* must differ from start to start
         and be the same on all ranks; it is found by itself where torch.distributed is initialised or torchrun started
-        the ranks. Raises StateError where it can't be. A *flusher* that is given is shared, and stays its owner's.
+        the ranks. Raises StateError where it can't be, DirectoryError where this rank sees another directory than
+        rank 0 does. A *flusher* that is given is shared, and stays its owner's.
         """
         self.rank = _rank() if rank is None else rank
         self.world_size = _world_size() if world_size is None else world_size
@@ -214,7 +216,10 @@ _made: dict[str, int] = {}
 
 
 def _attempt(directory: str, rank: int, world_size: int) -> str:
-    """A name that all ranks of this start have and no other start has."""
+    """A name that all ranks of this start have and no other start has.
+
+    Raises DirectoryError where this rank sees another *directory* than rank 0.
+    """
     if world_size == 1:
         return uuid.uuid4().hex[:8]
     store = _store()
@@ -223,8 +228,13 @@ def _attempt(directory: str, rank: int, world_size: int) -> str:
         _made[digest] = _made.get(digest, 0) + 1
         key = f"{_KEY}/attempt/{digest}/{_made[digest]}"
         if rank == 0:
-            store.set(key, uuid.uuid4().hex[:8])
-        return str(store.get(key).decode())
+            name = uuid.uuid4().hex[:8]
+            store.set(key, name if leave_mark(Path(directory), name) else f"{name}!")
+            return name
+        name, unmarked, _ = store.get(key).decode().partition("!")
+        if not unmarked:
+            find_mark(Path(directory), name, rank=rank)
+        return str(name)
     run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     if run == "none":
         raise StateError(

@@ -31,7 +31,7 @@ _SAFE_HOOKS = ("torch.distributed.algorithms.ddp_comm_hooks.default_hooks",)
 
 
 class Replicas:
-    """The rules of one rank. *storage* "local": ranks of one node share a directory; "shared": all ranks do."""
+    """The rules of one rank. *storage* "local": replicas split within their node; "shared": over all nodes."""
 
     def __init__(
         self,

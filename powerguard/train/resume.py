@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -46,3 +47,9 @@ def load_newest(flusher: Flusher, state: Mapping[str, object], checkpointer: Cal
         if flusher.rank == 0:
             resumes.count(flusher.directory, found.generation.name)
         return replace(report, skipped=skipped)
+
+
+def beginning(directory: Path) -> str:
+    """The word of a run that has nothing to go on from, with what is there all the same."""
+    skipped = latest(directory, verify=False, cap=None).skipped
+    return "; ".join(["nothing to resume from: starting at step 0", *map(str, skipped[:3])])

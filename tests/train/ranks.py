@@ -23,8 +23,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from powerguard.checkpoint import Checkpointer
+from powerguard.errors import DirectoryError
 from powerguard.generations import generation_name, latest
 from powerguard.generations.seal import seal_if_whole
+from powerguard.train import one_place
 from powerguard.train.dcp import DurableWriter
 from powerguard.train.dcp_reader import GenerationReader
 from powerguard.train.export import export, import_dcp
@@ -160,6 +162,22 @@ def periodic(kind: str, rank: int, world: int, directory: Path) -> dict[str, Any
         assert report.step == 2, report
         losses = train(state, 2, 1)
     return {"losses": expected, "step": report.step, "skipped": list(report.skipped), "again": losses}
+
+
+def apart(kind: str, rank: int, world: int, directory: Path) -> dict[str, Any]:
+    """One name, and behind it a folder of each rank's own, as on nodes that share nothing; what each is told."""
+    one_place.WITHIN_S = 0.5
+    own = directory / f"node-{rank}"
+    own.mkdir()
+    os.chdir(own)
+    words = [""] * world
+    try:
+        Checkpointer("/proc/self/cwd/checkpoints").close()
+    except DirectoryError as error:
+        words[rank] = error.message
+    told: list[Any] = [None] * world
+    dist.all_gather_object(told, words[rank])
+    return {"told": told}
 
 
 def durable_dcp(kind: str, rank: int, world: int, directory: Path) -> dict[str, Any]:

@@ -77,8 +77,8 @@ def test_ranks_whose_power_lasts_longer_write_more(told):
 
 
 @full
-def test_nodes_with_directories_of_their_own_keep_a_whole_copy_each(told):
-    """storage="local": ranks split within their node, so a lost node's disk takes nothing that isn't elsewhere."""
+def test_the_shards_of_each_node_are_a_whole_copy(told):
+    """storage="local": ranks split within their node, and need no other node's shards for what they hold alike."""
     got = told["ddp:4:apart:"]
     for node in ((0, 1), (2, 3)):
         assert COPY < sum(got["shards"][rank] for rank in node) < COPY + 2 * OWN

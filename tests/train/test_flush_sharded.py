@@ -59,6 +59,14 @@ def test_periodic_saves_without_a_daemon(tmp_path):
     assert "rank 1: rank-00001's shard doesn't match" in skipped
 
 
+def test_directories_of_their_own_are_refused_at_the_start(tmp_path):
+    """A generation that lies in several directories would never be whole: said before anything is trained."""
+    (got,) = run(tmp_path, "apart:ddp:3")
+    first, *others = got["told"]
+    assert first == ""
+    assert all("isn't the one that rank 0 sees" in word for word in others)
+
+
 def test_the_durable_dcp_writer_with_several_ranks(tmp_path):
     """All ranks write through it, stock dcp.load reads, and training goes on the same."""
     (got,) = run(tmp_path, "durable_dcp:fsdp:2")
