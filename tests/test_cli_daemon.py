@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -150,15 +151,23 @@ def test_orders_are_answered_with_what_came_of_them(service):
     assert "held" in said
 
 
-def test_a_second_daemon_of_the_node_is_refused(service):
-    """One daemon a run_dir: the second ends with one line and code 8, the first goes on."""
+@pytest.mark.parametrize(
+    ("folder", "why"),
+    [("", "keeps its journal in"), ("run", "keeps its journal in"), ("state", "serves")],
+    ids=["as it is", "own run_dir", "own state_dir"],
+)
+def test_a_second_daemon_of_the_node_is_refused(service, tmp_path, folder, why):
+    """One daemon a run_dir and a state_dir: the second ends with one line and code 8, the first goes on."""
+    config = tmp_path / "second.toml"
+    text = service.config.read_text()
+    config.write_text(re.sub(rf'{folder}_dir = "(.*)"', rf'{folder}_dir = "{tmp_path}/own"', text) if folder else text)
     done = subprocess.run(
-        [sys.executable, "-m", "powerguard.cli", "run", "-c", str(service.config)],
+        [sys.executable, "-m", "powerguard.cli", "run", "-c", str(config)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
 
     assert done.returncode == 8
-    assert "another daemon serves" in done.stderr
+    assert f"another daemon {why}" in done.stderr
     assert done.stderr.count("\n") == 1
     assert service.daemon.poll() is None
 

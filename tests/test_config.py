@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import date
 from pathlib import Path
 
@@ -52,6 +53,26 @@ def test_ups_names_are_canonical(name, canonical, host):
     assert (canonical, host) == (ups.name, ups.host)
 
 
+@pytest.mark.root
+def test_a_file_that_this_user_may_not_read(tmp_path):
+    """It is there: another name or another installation wouldn't help, another user would."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become another user")
+    path = tmp_path / "powerguard.toml"
+    path.write_text(SMALL)
+    path.chmod(0o600)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(ConfigError) as caught:
+            load(path)
+    finally:
+        os.seteuid(0)
+
+    assert f"{path}: can't be read by this user: Permission denied" == caught.value.message
+    assert "sudo" in caught.value.todo
+    assert "group" in caught.value.todo
+
+
 ONE_PROBLEM = [
     ("", "ups: no UPS is named"),
     ("[ups]\nname='a'", "ups: must be a list of tables"),
@@ -69,6 +90,8 @@ ONE_PROBLEM = [
     (SMALL + "user='u'\npassword_file='${CREDENTIALS_DIRECTORY}/pw'", "is set by systemd alone"),
     (SMALL + "user='u'\npassword_file='${HOME}/pw'", "${HOME} isn't expanded"),
     (SMALL + "user='u'\npassword_file='/dev/null'", "doesn't hold one line"),
+    (SMALL + "user='u'\npassword='${SECRET}'", "ups[0].password: variables aren't expanded here"),
+    ("[node]\nname='${HOST}'\n" + SMALL, "node.name: variables aren't expanded here"),
     (SMALL + "tls='required'", """ups[0].tls: 'required' isn't one of its values; write "require\""""),
     (SMALL + "tls_ca='/nowhere.pem'", "ups[0].tls_ca: /nowhere.pem can't be read"),
     (SMALL + "answer_max_s=0", "ups[0].answer_max_s: 0 is outside"),

@@ -18,6 +18,8 @@ SECRET_MAX_BYTES = 4096
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([\w.-]+)\s*\]")
 _KEY = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*=")
+EXPANDED = ("password_file", "tls_ca")
+"""In these `${CREDENTIALS_DIRECTORY}` is systemd's."""
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _INDEX = re.compile(r"\[\d+\]")
 
@@ -77,6 +79,9 @@ class Reader:
         wanted = _wanted(kind, value)
         if wanted:
             self.bad(path, f"must be {wanted[0]}", wanted[1])
+            return default
+        if kind is str and key not in EXPANDED and _VARIABLE.search(value):
+            self.bad(path, "variables aren't expanded here", "the text itself")
             return default
         if kind in (int, float):
             return self._number(path, kind(value), default)

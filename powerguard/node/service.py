@@ -16,7 +16,7 @@ from powerguard.core.commands import DRILL
 from powerguard.core.types import Command
 from powerguard.errors import PowerguardError, UsageError
 from powerguard.journal import Folded, Journal, fold
-from powerguard.node import clock, halt_ways, logs, memory, shed, tls
+from powerguard.node import alone, clock, halt_ways, logs, memory, shed, tls
 from powerguard.node.ask import CONTROL_SOCKET, Answer, Ask, Control
 from powerguard.node.batteries import put_in, replaced_words, which
 from powerguard.node.bus import RANKS_SOCKET, Bus
@@ -48,9 +48,10 @@ log = structlog.get_logger()
 def serve(path: Path, *, really: bool, json_logs: bool) -> int:
     """Runs the daemon until it is told to stop; its exit code.
 
-    Raises ConfigError, or DirectoryError where its sockets can't be made or another daemon has them.
+    Raises ConfigError, or DirectoryError where its sockets can't be made or another daemon has them, or its state_dir.
     """
     config = _load(path, json_logs=json_logs)
+    alone.hold(config.node.state_dir)
     boot, now = clock.boot_id(), clock.now()
     folded = _remembered(config, boot)
     state = remembered(folded, boot, config.node.name, now)

@@ -37,7 +37,8 @@ class SocketFile:
                 os.close(self._lock)
             if error.errno == errno.EAGAIN:
                 raise DirectoryError(
-                    f"another daemon serves {self.path}", todo="stop it first, or give this one its own run_dir"
+                    f"another daemon serves {self.path}",
+                    todo="stop it first, or give this one its own run_dir and state_dir",
                 ) from error
             raise DirectoryError(
                 f"can't make a socket in {self.path.parent}: {error.strerror}",
