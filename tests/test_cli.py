@@ -8,13 +8,18 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import typer
+from rich.text import Text
 
 from powerguard import errors
 from powerguard.cli import run
+from powerguard.cli.app import build
 from powerguard.cli.exit_codes import markdown, table, text, walk
 from powerguard.core.decide import decide
 from powerguard.core.policy import FeedPolicy, Policy
@@ -32,6 +37,7 @@ def files(tmp_path) -> Path:
     (tmp_path / "good.toml").write_text(f'[node]\nrun_dir = "{tmp_path}/run"\n[[ups]]\nname = "{FEED}"\n')
     (tmp_path / "bad.toml").write_text('[node]\nmin_suplies = 1\n[[ups]]\nname = "a b"\n[policy]\nhalt_s = -1\n')
     (tmp_path / "empty").mkdir()
+    (tmp_path / "trace.csv").write_text("t_s,status,charge_pct\n0,OB,100\n5,OB,90\n")
     (tmp_path / "noise").write_bytes(os.urandom(4096) + b"\n" + os.urandom(100))
     _journal(tmp_path)
     return tmp_path
@@ -61,6 +67,7 @@ def called(arguments: str, files: Path, capsys) -> tuple[int, str, str]:
 
 
 MISTAKES = [
+    ("report @/good.toml --outage -1", 2, "--outage': Input should be greater than or equal to 0"),
     ("bogus", 2, "No such command 'bogus'; try: powerguard --help"),
     ("--bogus", 2, "No such option: --bogus"),
     ("run -c", 2, "requires an argument"),
@@ -72,6 +79,31 @@ MISTAKES = [
     ("check -c @/absent.toml", 3, "can't be read"),
     ("check -c @/good.toml --state-bytes many", 2, "'many' isn't a size; write it as 80GB"),
     ("check -c @/good.toml --write-mbps fast", 2, "try: powerguard check --help"),
+    (
+        "check -c @/good.toml --write-mbps nan --state-bytes 80GB",
+        2,
+        "--write-mbps nan isn't a number from 0.1 to 1000000",
+    ),
+    ("check -c @/good.toml --write-mbps -5 --state-bytes 80GB", 2, "--write-mbps -5 isn't a number from"),
+    ("check -c @/good.toml --write-mbps inf --state-bytes 80GB", 2, "megabytes a second"),
+    ("check -c @/good.toml --write-mbps 0 --state-bytes 80GB", 2, "leave it out and give --dir"),
+    ("check -c @/good.toml --load-pct nan", 2, "--load-pct nan isn't a number from 1 to 200; give percent"),
+    ("check -c @/good.toml --load-pct -40", 2, "--load-pct -40 isn't a number"),
+    ("check -c @/good.toml --load-pct 0", 2, "--load-pct 0 isn't a number"),
+    ("check -c @/good.toml --load-pct 1e9", 2, "--load-pct 1000000000 isn't a number"),
+    ("check -c @/good.toml --state-bytes= --dir @", 2, "'' isn't a size; write it as 80GB"),
+    ("check -c @/good.toml --state-bytes 80GB", 2, "give --dir, which is measured, or --write-mbps"),
+    ("check -c @/good.toml --write-mbps 500", 2, "give --state-bytes, or --dir with a generation in it"),
+    ("record rack@nut --every nan", 2, "--every nan isn't a number from 0.5 to 3600; upsd's drivers poll"),
+    ("record rack@nut --every 0.1", 2, "--every 0.1 isn't a number from"),
+    ("record rack@nut --every inf", 2, "--every inf isn't a number from"),
+    ("record rack@nut --for nan", 2, "--for nan isn't a number of at least 0; give seconds, 0 to record until Ctrl-C"),
+    ("record rack@nut --for -3", 2, "--for -3 isn't a number of at least 0"),
+    ("wait-ready --run-dir @/empty --timeout nan", 2, "--timeout nan isn't a number of at least 0; give seconds"),
+    ("wait-ready --run-dir @/empty --timeout -1", 2, "--timeout -1 isn't a number of at least 0"),
+    ("slurm watch --node gpu7 --every nan", 2, "--every nan isn't a number from 1 to 600; give seconds"),
+    ("shed show --pct nan", 2, "--pct nan isn't a number from 0 to 100"),
+    ("exec --takes nan -- true", 2, "--takes nan isn't a number from 0 to 86400"),
     ("status --run-dir @/empty", 10, "no daemon serves"),
     ("status -c @/good.toml", 10, "start it: systemctl start powerguard"),
     ("status -c @/bad.toml --json --bogus", 2, "No such option"),
@@ -84,6 +116,20 @@ MISTAKES = [
     ("replay @/empty", 11, "can't be read: Is a directory"),
     ("replay @/noise", 11, "not a journal of powerguard"),
     ("replay @/journal.jsonl --policy @/absent.toml", 3, "can't be read"),
+    ("replay @/trace.csv --flush nan", 2, "--flush nan isn't a number from 0 to 86400; give the seconds"),
+    ("replay @/trace.csv --flush -5", 2, "--flush -5 isn't a number"),
+    ("replay @/trace.csv --flush inf", 2, "--flush inf isn't a number"),
+    (
+        "replay @/trace.csv --set =5",
+        2,
+        "--set =5: '' isn't a NUT variable; give what a UPS could say, each variable once",
+    ),
+    ("replay @/trace.csv --set load_pct=5", 2, "'load_pct' isn't a NUT variable"),
+    ("replay @/trace.csv --set ups.load", 2, "--set ups.load: it has no value"),
+    ("replay @/trace.csv --set ups.load=", 2, "--set ups.load=: it has no value"),
+    ("replay @/trace.csv --set ups.load=5 --set ups.load=6", 2, "--set ups.load=6: ups.load is set already"),
+    ("replay @/trace.csv --set ups.load=abc", 2, "ups.load 'abc' is ignored: not a number; give what a UPS could say"),
+    ("replay @/trace.csv --set ups.load=900", 2, "ups.load '900' is ignored: out of 0..200"),
     ("checkpoints list @/absent", 8, "isn't a directory"),
     ("checkpoints verify @/absent", 8, "isn't a directory"),
     ("checkpoints verify @/empty", 12, "holds no generation"),
@@ -126,6 +172,11 @@ GOOD = [
     ("checkpoints list @/empty --json", "[]"),
     ("exit-codes", "requeue"),
     ("replay @/journal.jsonl", "0 differ"),
+    ("replay @/trace.csv --set battery.type=li-ion --set ups.mfr=Acme --set battery.runtime=0", "2 rows"),
+    ("keys list --help", "[peers] keys"),
+    ("keys generate --help", "[node] name"),
+    ("shed lower --help", "[shed]"),
+    ("calibrate --help", "[policy]"),
 ]
 
 
@@ -144,6 +195,28 @@ def test_no_arguments_show_the_help(files, capsys):
 
     assert code == 2
     assert (out + err).count("Usage:") == 1
+
+
+def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """(name in full, command) of *command* and all below it."""
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from _commands(below, f"{path} {name}")
+
+
+def test_no_help_loses_what_stands_in_brackets():
+    """Help is rich markup, which takes a bare [policy] for a style and shows nothing of it: each is escaped."""
+    root = typer.main.get_command(build())
+    helps = [
+        (name, text)
+        for name, command in _commands(root, "powerguard")
+        for text in (command.help, command.epilog, *(getattr(option, "help", None) for option in command.params))
+        if text
+    ]
+    lost = [(name, text) for name, text in helps if Text.from_markup(text).plain != text.replace("\\[", "[")]
+
+    assert [] == lost
+    assert {"powerguard keys list", "powerguard shed lower"} <= {name for name, _ in helps}
 
 
 @pytest.mark.parametrize("command", ["run", "check"])

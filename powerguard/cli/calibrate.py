@@ -21,13 +21,23 @@ from powerguard import generations
 from powerguard.cli import plan
 from powerguard.cli.checkpoints import Directory, Json
 from powerguard.cli.exit_codes import walk
+from powerguard.cli.limits import within
 from powerguard.cli.out import say, say_json, seconds, size
 from powerguard.core.policy import Policy
-from powerguard.errors import DirectoryError, MissingDependency, PowerguardError, UsageError
+from powerguard.errors import DirectoryError, MissingDependency, PowerguardError, StateError, UsageError
 from powerguard.generations import paces
 from powerguard.generations.paces import Save
 
 CHILD = "powerguard.train.calibrate"
+
+RANKS_MAX = 64
+"""Of one node: even 16 GPUs would have four each. Every rank is a process with torch in it, so there must be an end."""
+
+RANK_BYTES = 256 * 1024 * 1024
+"""What a rank takes on top of its state: 224 MB were measured, torch and the random bytes that it copies."""
+
+SPARE_BYTES = 512 * 1024 * 1024
+"""Memory to leave to others."""
 
 
 class Calibration(msgspec.Struct):
@@ -55,14 +65,23 @@ def calibrate(
     directory: Directory,
     *,
     state_bytes: Annotated[
-        str, typer.Option(help="size of the whole training state on this node, as 80GB; default: as the newest there")
-    ] = "",
+        str | None,
+        typer.Option(
+            help="size of the whole training state on this node, as 80GB; default: as the newest there",
+            show_default=False,
+        ),
+    ] = None,
     ranks: Annotated[
-        int, typer.Option(help="ranks of this node, which write at once; default: those of the newest there", min=0)
+        int,
+        typer.Option(
+            help="ranks of this node, which write at once; default: those of the newest there",
+            min=0,
+            show_default=False,
+        ),
     ] = 0,
     rounds: Annotated[int, typer.Option(help="saves that are measured", min=1, max=25)] = 3,
     file: Annotated[
-        Path | None, typer.Option("-c", "--config", help="for its [policy]", show_default=False, readable=False)
+        Path | None, typer.Option("-c", "--config", help="for its \\[policy]", show_default=False, readable=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -83,24 +102,30 @@ def calibrate(
             say(line)
 
 
-def _size(directory: Path, state_bytes: str, ranks: int) -> tuple[int, int]:
+def _size(directory: Path, state_bytes: str | None, ranks: int) -> tuple[int, int]:
     """(ranks, bytes of each), as given or as the newest whole generation has them."""
     newest = next((one for one in generations.scan(directory) if one.whole), None)
-    if not state_bytes and newest is None:
+    if state_bytes is None and newest is None:
         raise UsageError(f"{directory} holds no generation to take the size from", todo="give --state-bytes")
+    whose = "--ranks" if ranks else "--ranks as in the newest generation:"
     ranks = ranks or (newest.world_size if newest is not None else 1)
-    if state_bytes:
+    within(whose, ranks, 1, RANKS_MAX, todo="give the ranks of this node, mostly one for each of its GPUs")
+    if state_bytes is not None:
         return ranks, max(1, int(plan.parse_bytes(state_bytes) / ranks))
     assert newest is not None
     return ranks, max(1, newest.bytes // newest.world_size)
 
 
 def measure(directory: Path, ranks: int, rank_bytes: int, rounds: int, policy: Policy) -> Calibration:
-    """*rounds* times, *ranks* processes write *rank_bytes* each at once. Raises what they met; MissingDependency."""
+    """*rounds* times, *ranks* processes write *rank_bytes* each at once. Raises what they met.
+
+    Before any is started: MissingDependency, and StateError where there isn't the memory for all of them.
+    """
     if importlib.util.find_spec("torch") is None:
         raise MissingDependency(
             "torch isn't installed in this environment", todo="pip install 'powerguard[node,train]'"
         )
+    look_for_memory(ranks, rank_bytes, free_memory())
     saves: list[Save] = []
     with _children(directory, ranks, rank_bytes) as children:
         ready = [_hear(child) for child in children]
@@ -128,6 +153,29 @@ def measure(directory: Path, ranks: int, rank_bytes: int, rounds: int, policy: P
         save_s=need.flush_s,
         kept=str(paces.path(directory, paces.CALIBRATED)),
     )
+
+
+def look_for_memory(ranks: int, rank_bytes: int, free: int | None) -> None:
+    """Raises StateError where *free* bytes don't hold the states of all ranks at once; None: nobody knows.
+
+    Each rank looks once more when it takes its own: but all that start together see the same free memory.
+    """
+    needed = ranks * (rank_bytes + RANK_BYTES)
+    if free is not None and needed + SPARE_BYTES > free:
+        who = f"{ranks} ranks together take" if ranks > 1 else "one rank takes"
+        raise StateError(
+            f"{who} {needed / 1e9:.2f} GB and only {free / 1e9:.2f} GB of memory are free",
+            todo="free host memory, or give a smaller --state-bytes",
+        )
+
+
+def free_memory() -> int | None:
+    """What the kernel could give without swapping; None where it doesn't say. (`train.arena` needs torch to say it.)"""
+    with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def words(done: Calibration) -> list[str]:

@@ -12,17 +12,22 @@ from powerguard import config as configuration
 from powerguard.cli import checks, checks_node, plan
 from powerguard.cli.ask import fetch
 from powerguard.cli.checks import SECONDARY, Finding
+from powerguard.cli.limits import within
 from powerguard.cli.out import console, safe, say_json, seconds
 from powerguard.config import FILE, Config
 from powerguard.core.need import Need
+from powerguard.core.status import LOAD_MAX_PCT
 from powerguard.core.types import Sample
-from powerguard.errors import CannotCarry, DaemonUnreachable, PowerguardError
+from powerguard.errors import CannotCarry, DaemonUnreachable, PowerguardError, UsageError
 from powerguard.node import clock, upsmon
 from powerguard.node.batteries import about, outage_words
 from powerguard.node.learned import LEARNED_FILE, looked_at
 from powerguard.node.status import Status
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+WRITE_MBPS = (0.1, 1e6)
+"""From a bad network to more than any node writes."""
 
 
 class Report(msgspec.Struct):
@@ -47,10 +52,19 @@ def check(
         typer.Option("--dir", help="where checkpoints go; its disk is measured", show_default=False, readable=False),
     ] = None,
     state_bytes: Annotated[
-        str, typer.Option(help="size of the whole training state on this node, as 80GB; default: as measured")
-    ] = "",
-    write_mbps: Annotated[float, typer.Option(help="megabytes a second that reach the disk; default: measured")] = 0.0,
-    load_pct: Annotated[float, typer.Option(help="load of the UPS while the job trains; default: as it is now")] = 0.0,
+        str | None,
+        typer.Option(
+            help="size of the whole training state on this node, as 80GB; default: as measured", show_default=False
+        ),
+    ] = None,
+    write_mbps: Annotated[
+        float | None,
+        typer.Option(help="megabytes a second that reach the disk; default: measured", show_default=False),
+    ] = None,
+    load_pct: Annotated[
+        float | None,
+        typer.Option(help="load of the UPS while the job trains; default: as it is now", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one line of JSON")] = False,
 ) -> None:
     """Prove everything that an outage will need, and say whether this UPS can carry this job.
@@ -58,7 +72,8 @@ def check(
     Each failure is one line with what to do. The exit code is the first failure's. Nothing is halted, ordered or kept.
     """
     config = configuration.load(file)
-    size = plan.parse_bytes(state_bytes) if state_bytes else None
+    size = None if state_bytes is None else plan.parse_bytes(state_bytes)
+    _fit(directory, size, write_mbps, load_pct)
     findings: list[Finding] = list(checks.configuration(file, config))
     samples: list[Sample] = []
     for ups in config.ups:
@@ -81,8 +96,8 @@ def check(
             status,
             size,
             measured or None,
-            own=bool(state_bytes or write_mbps),
-            rate_given=bool(write_mbps),
+            own=state_bytes is not None or write_mbps is not None,
+            rate_given=write_mbps is not None,
             directory=directory,
         )
         made = plan.make(
@@ -90,13 +105,30 @@ def check(
             tuple(samples),
             clock.now(),
             need=need,
-            load_pct=load_pct or None,
+            load_pct=load_pct,
             state_bytes=size,
             write_mbps=measured or None,
         )
         findings += _verdict(made)
         findings += _node(config, findings, tuple(samples), need, made)
     _answer(config, findings, made, as_json=as_json)
+
+
+def _fit(directory: Path | None, size: float | None, write_mbps: float | None, load_pct: float | None) -> None:
+    """UsageError for figures that no node has, and for half of what a save needs: the default would be planned with."""
+    if write_mbps is not None:
+        within("--write-mbps", write_mbps, *WRITE_MBPS, todo="give megabytes a second, or leave it out and give --dir")
+    if load_pct is not None:
+        within("--load-pct", load_pct, 1.0, LOAD_MAX_PCT, todo="give percent of what the UPS can carry")
+    if size is not None and directory is None and write_mbps is None:
+        raise UsageError(
+            "--state-bytes doesn't say how long a save takes", todo="give --dir, which is measured, or --write-mbps"
+        )
+    if write_mbps is not None and directory is None and size is None:
+        raise UsageError(
+            "--write-mbps doesn't say how long a save takes",
+            todo="give --state-bytes, or --dir with a generation in it",
+        )
 
 
 def _learned(config: Config, findings: list[Finding]) -> Config:

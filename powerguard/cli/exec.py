@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from powerguard.cli.limits import within
 from powerguard.errors import UsageError
 
 DEFAULT_WORDS = 'what shows that it has saved: "exit", "file:GLOB" (a new file, at rest) or "log:REGEX" (a line)'
+TAKES_MAX_S = 86400.0
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +28,7 @@ def exec_(  # noqa: PLR0917  (of typer)
     command: Annotated[list[str], typer.Argument(help="after --: the program and its arguments", show_default=False)],
     signal_: Annotated[str, typer.Option("--signal", "-s", help="what it saves on: TERM, USR1, ...")] = "TERM",
     saved: Annotated[str, typer.Option(help=DEFAULT_WORDS)] = "exit",
-    takes: Annotated[float, typer.Option(help="seconds from the signal to saved; 0: not known", min=0.0)] = 0.0,
+    takes: Annotated[float, typer.Option(help="seconds from the signal to saved; 0: not known")] = 0.0,
     to: Annotated[
         str, typer.Option(help="who gets it: auto (the ranks of a launcher, else the command), command, ranks, tree")
     ] = "auto",
@@ -49,6 +51,7 @@ def exec_(  # noqa: PLR0917  (of typer)
     from powerguard.launch.tree import To
     from powerguard.train.identity import DEFAULT_SOCKET, find_identity
 
+    within("--takes", takes, 0.0, TAKES_MAX_S, todo="give seconds, 0 if nobody knows")
     if to not in {kind.value for kind in To}:
         raise UsageError(f"--to {to!r} is nobody", todo=f"give one of {', '.join(kind.value for kind in To)}")
     how = How(

@@ -25,7 +25,7 @@ HELP = "Keys of this node and of the others that it believes, for jobs that span
 SERVICE_USER = "powerguard"
 
 Folder = Annotated[
-    Path | None, typer.Option("--dir", help="the folder of keys; default: [peers] keys", show_default=False)
+    Path | None, typer.Option("--dir", help="the folder of keys; default: \\[peers] keys", show_default=False)
 ]
 
 
@@ -44,7 +44,7 @@ def generate(
     folder: Folder = None,
     file: ConfigFile = None,
     node: Annotated[
-        str, typer.Option("--node", help="its name; default: [node] name, or the host's", show_default=False)
+        str, typer.Option("--node", help="its name; default: \\[node] name, or the host's", show_default=False)
     ] = "",
     replace: Annotated[bool, typer.Option("--replace", help="instead of the key that is there")] = False,
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from powerguard import __version__
+from powerguard.cli.limits import within
 from powerguard.cli.out import say, seconds, warn
 from powerguard.core.status import parse
 from powerguard.core.types import Comm, Sample
@@ -57,7 +58,7 @@ ABOUT = (
     "driver.parameter.pollinterval",
 )
 """Said once, in comments at the top."""
-EVERY_LEAST_S = 0.5
+EVERY_S = (0.5, 3600.0)
 FIRST_S = 15.0
 """A UPS that hasn't answered for so long isn't recorded."""
 
@@ -80,10 +81,8 @@ def record(
     Every row is on the disk before the next poll, so what a power cut leaves is whole. `powerguard replay TRACE.csv`
     tells what the runway would have said of it.
     """
-    if every < EVERY_LEAST_S:
-        raise UsageError(
-            f"--every {every:g}: at least {EVERY_LEAST_S:g}", todo="upsd's drivers poll every 2 s or slower"
-        )
+    within("--every", every, *EVERY_S, todo="upsd's drivers poll every 2 s or slower")
+    within("--for", for_s, 0.0, todo="give seconds, 0 to record until Ctrl-C")
     address = UpsAddress.parse(ups)
     path = out or Path(f"trace-{address.ups}-{datetime.now():%Y%m%d-%H%M%S}.csv")  # noqa: DTZ005 - a name for people
     probe(address)

@@ -16,6 +16,7 @@ import typer
 from powerguard import config, journal
 from powerguard.cli import trace
 from powerguard.cli.chart import Point, svg
+from powerguard.cli.limits import within
 from powerguard.cli.out import say, say_json, seconds
 from powerguard.core.decide import decide
 from powerguard.core.policy import Policy
@@ -207,10 +208,8 @@ def _trace(
     path: Path, policy: Policy, *, flush_s: float, dark: bool, fixed: list[str], every: bool, as_json: bool
 ) -> list[Point]:
     """Tells a trace, and its rows as points."""
-    lacking = dict(text.split("=", 1) for text in fixed if "=" in text)
-    if len(lacking) != len(fixed):
-        raise UsageError("--set wants VAR=VALUE, each variable once", todo="for example --set battery.type=li-ion")
-    said = trace.play(trace.read(path, lacking), policy, flush_s=flush_s, dark=dark)
+    within("--flush", flush_s, 0.0, trace.DAY_S, todo="give the seconds that a flush takes")
+    said = trace.play(trace.read(path, trace.lacking(fixed)), policy, flush_s=flush_s, dark=dark)
     need_s = trace.need_of(policy, flush_s).used_s + policy.margin_s
     told = ("", "", -math.inf)
     for each in said:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from powerguard import config as configuration
+from powerguard.cli.limits import within
 from powerguard.cli.out import say
 from powerguard.errors import PowerguardError, UsageError
 from powerguard.node import clock, gpus, shed
@@ -26,7 +27,9 @@ def register(app: typer.Typer) -> None:
 
 
 def lower(
-    pct: Annotated[float, typer.Option(help="of each GPU's default limit; default: [shed] gpu_power_pct")] = 0.0,
+    pct: Annotated[
+        float, typer.Option(help="of each GPU's default limit; default: \\[shed] gpu_power_pct", show_default=False)
+    ] = 0.0,
     file: Annotated[
         Path | None, typer.Option("-c", "--config", help="the configuration file", show_default=False)
     ] = None,
@@ -49,6 +52,7 @@ def restore(note: Note = shed.NOTE) -> None:
 
 def show(pct: Annotated[float, typer.Option(help="what this would save")] = 60.0) -> None:
     """Show each GPU's draw and limit, and what lowering it would save."""
+    within("--pct", pct, 0.0, 100.0, todo="give percent of each GPU's default limit")
     found = gpus.look(gpus.library())
     for gpu in found:
         figures = [f"draws {gpu.draw_w:.0f} W"] if gpu.draw_w is not None else []

@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from powerguard.cli.ask import ConfigFile, RunDir, fetch, run_dir_of
+from powerguard.cli.limits import within
 from powerguard.cli.out import say, warn, without_digits
-from powerguard.errors import EXIT_REQUEUE, DaemonUnreachable, NotReady, UsageError
+from powerguard.errors import EXIT_REQUEUE, DaemonUnreachable, NotReady
 from powerguard.integrations.slurm import SETUP, DrainOn, Power, Slurm, SlurmError, Step, due
 
 Node = Annotated[
@@ -59,8 +60,7 @@ def watch(
 
     Only what powerguard drained is given back. While the daemon or slurmctld doesn't answer nothing is changed.
     """
-    if not 1.0 <= every <= 600.0:
-        raise UsageError(f"--every {every:g} makes no sense", todo="give 1 to 600 seconds")
+    within("--every", every, 1.0, 600.0, todo="give seconds")
     slurm, where, said = _slurm(node, scontrol), run_dir_of(file, run_dir), ""
     with contextlib.suppress(KeyboardInterrupt):
         while True:

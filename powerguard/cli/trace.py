@@ -22,15 +22,18 @@ from powerguard.core.feeds import Power, absorb, view
 from powerguard.core.need import Need
 from powerguard.core.phase import Do, Flush, FlushView, PhaseView
 from powerguard.core.policy import FeedPolicy, Policy
+from powerguard.core.status import parse
 from powerguard.core.supply import Feed
 from powerguard.core.transition import transition
 from powerguard.core.types import Comm, Phase, Sample
-from powerguard.errors import JournalError
+from powerguard.errors import JournalError, UsageError
 
 FEED = "trace"
 DAY_S = 86400.0
 T0 = 100_000.0
 """Boot-time seconds of the first row: the rules know no negative ones."""
+
+_SET_TODO = "give what a UPS could say, each variable once, as --set battery.type=li-ion"
 
 TIMES = ("t_s", "t_wall_s", "t_on_batt_s", "t", "epoch", "seconds", "time", "timestamp")
 UNITS = {"pct": 1.0, "s": 1.0, "min": 60.0, "v": 1.0, "mv": 0.001}
@@ -107,6 +110,31 @@ def read(path: Path, fixed: dict[str, str]) -> list[Row]:
     if not rows:
         raise JournalError(f"{path} has no rows", todo="name another file")
     return [Row(row.at - rows[0].at, row.variables) for row in rows]
+
+
+def lacking(texts: list[str]) -> dict[str, str]:
+    """The variables of `--set VAR=VALUE`; UsageError for what the estimator would pass over without a word."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, value = (part.strip() for part in text.partition("="))
+        why = f"{name} is set already" if name in found else _unfit(name, value)
+        if why:
+            raise UsageError(f"--set {text}: {why}", todo=_SET_TODO)
+        found[name] = value
+    return found
+
+
+def _unfit(name: str, value: str) -> str:
+    """Why this can't be a variable of a UPS, or ""; a value is one that is believed of a UPS at its end on battery."""
+    if not re.fullmatch(r"[a-z]+(\.[\w-]+)+", name):
+        return f"{name!r} isn't a NUT variable"
+    if not value:
+        return "it has no value"
+    if name == "ups.status":  # any word is one, and of none of them anything is known
+        return ""
+    said = {"ups.status": "OB", "battery.charge": "0", name: value}
+    notes = parse(Sample(FEED, T0, Comm.OK, said)).notes
+    return next((note for note in notes if note.startswith(f"{name} ")), "")
 
 
 def _lacks(clock: str | None, columns: dict[str, tuple[str, float]]) -> str:

@@ -10,8 +10,9 @@ import typer
 
 from powerguard import config
 from powerguard.cli.ask import RUN_DIR, fetch
+from powerguard.cli.limits import within
 from powerguard.cli.out import say, warn, without_digits
-from powerguard.errors import DaemonUnreachable, NotReady, PowerguardError, UsageError
+from powerguard.errors import DaemonUnreachable, NotReady, PowerguardError
 
 POLL_S = 2.0
 
@@ -40,8 +41,8 @@ def wait_ready(
     After an outage batteries are low, and the next one often comes soon: training that starts at once may not be saved
     by then. Returns at once if all is well. Exit code 17 when the time is over, 10 if no daemon answered.
     """
-    if timeout is not None and not timeout >= 0:
-        raise UsageError("--timeout is negative", todo="give seconds, 0 to look once")
+    if timeout is not None:
+        within("--timeout", timeout, 0.0, todo="give seconds, 0 to look once")
     where = run_dir or (config.load(file, secrets=False).node.run_dir if file is not None else RUN_DIR)
     ends = None if timeout is None else time.monotonic() + timeout
     said = ""

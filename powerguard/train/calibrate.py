@@ -45,7 +45,14 @@ class Said(Struct, omit_defaults=True):
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
-    directory, rank, size = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    try:
+        return _measure(Path(arguments[0]), int(arguments[1]), int(arguments[2]))
+    except BrokenPipeError:  # who asked has gone: what is still to be said can't be, at exit neither
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _measure(directory: Path, rank: int, size: int) -> int:
     try:
         with ThreadPoolExecutor(FILL_THREADS, "powerguard-calibrate") as pool:
             _serve(directory, rank, size, pool)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from subprocess import PIPE
 
 import msgspec
 import pytest
 
 from powerguard.cli import plan, run
-from powerguard.cli.calibrate import Calibration, words
+from powerguard.cli.calibrate import CHILD, RANKS_MAX, Calibration, look_for_memory, words
 from powerguard.core.policy import Policy
+from powerguard.errors import StateError
 from powerguard.generations import paces, scan
 from powerguard.generations.paces import Save
 
@@ -65,6 +69,54 @@ def test_without_a_size_or_a_directory(tmp_path, capsys):
     assert call(capsys, tmp_path, "--state-bytes", "many")[0] == 2
     assert call(capsys, tmp_path / "none", "--state-bytes", SIZE)[0] == 8
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("ranks", [RANKS_MAX + 1, 100_000])
+def test_more_ranks_than_a_node_has_start_nothing(ranks, tmp_path, capsys):
+    """The number is looked at first, before the size and the memory, and the line says what to give."""
+    code, out, err = call(capsys, tmp_path, "--ranks", ranks, "--state-bytes", "many")
+    assert (code, out) == (2, "")
+    assert f"--ranks {ranks} isn't a number from 1 to {RANKS_MAX}; give the ranks of this node" in err
+    assert "'many' isn't a size" in call(capsys, tmp_path, "--ranks", RANKS_MAX, "--state-bytes", "many")[2]
+
+
+def test_an_empty_size_is_a_mistake(tmp_path, capsys):
+    """A variable of a script that isn't set mustn't become the size of the newest generation."""
+    code, _, err = call(capsys, tmp_path, "--state-bytes=")
+    assert (code, "'' isn't a size" in err) == (2, True)
+
+
+@pytest.mark.torch
+def test_memory_for_all_ranks_is_looked_at_before_any_starts(tmp_path, capsys):
+    """One line for all of them: each alone might still find room, and together they would take it from each other."""
+    pytest.importorskip("torch")
+    code, out, err = call(capsys, tmp_path, "--state-bytes", "900TB", "--ranks", 2)
+    assert (code, out, err.count("\n")) == (13, "", 1)
+    assert "2 ranks together take 900" in err
+    assert "give a smaller --state-bytes" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_that_fit_alone_may_not_fit_together():
+    """What is free counts once, for all."""
+    look_for_memory(3, 10**9, free=8 * 10**9)
+    look_for_memory(8, 10**9, free=None)
+    with pytest.raises(StateError, match=r"8 ranks together take 1\d\.\d\d GB and only 8\.00 GB of memory are free"):
+        look_for_memory(8, 10**9, free=8 * 10**9)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_rank_whose_parent_has_gone_ends_silently(tmp_path):
+    """A calibration that is ended leaves no tracebacks of its ranks in the terminal: nobody reads what they say."""
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", CHILD, str(tmp_path), "0", "1000000"]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        said = child.stderr.read()
+    assert (child.returncode, said) == (0, "")
 
 
 def test_check_plans_with_saves_that_were_measured(tmp_path):
