@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint, made durable, and fed from what a generation holds.
+"""torch.distributed.checkpoint, made durable, fed from what a generation holds, and read though it may be damaged.
 
 ``dcp.save`` returns before its ``.metadata`` is durable (torch 2.13 fsyncs the file while the bytes are still in
 Python's buffer), and never fsyncs the directory: a power cut right after it leaves nothing that loads.
@@ -6,13 +6,18 @@ Python's buffer), and never fsyncs the directory: a power cut right after it lea
 
 from __future__ import annotations
 
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
+from io import IOBase
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -21,9 +26,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import _create_write_items
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.storage import WriteResult
 
-from powerguard.errors import DirectoryError
+from powerguard.errors import CheckpointError, DirectoryError
 from powerguard.generations.disk import DISK
 from powerguard.generations.durable import fsync_path, make_directory, trouble
 from powerguard.train.portable import Sharded
@@ -115,3 +121,80 @@ def stand_ins(value: Any, sharded: dict[int, Sharded]) -> Any:
     if isinstance(value, list):
         return [stand_ins(item, sharded) for item in value]
     return value
+
+
+WORDS_MAX = 200
+"""Of an error of torch's: what it says first is what is wrong, the rest is advice for another case."""
+_UNTRUSTED = "WeightsUnpickler error:"
+"""torch.load says before it how to read a file that it doesn't trust, and after it what is wrong with this one."""
+
+
+class _Files(FileSystem):
+    """Remembers which file was opened last: the one that an error is about."""
+
+    def __init__(self) -> None:
+        self.last = ""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[IOBase, None, None]:
+        """As it is."""
+        self.last = os.fspath(path)
+        with super().create_stream(path, mode) as stream:
+            yield stream
+
+
+def read_whole(source: Path) -> dict[str, Any]:
+    """Everything that the checkpoint at *source* holds. CheckpointError: the file that can't be read, and its cause."""
+    files, state = _Files(), dict[str, Any]()
+    reader = FileSystemReader(source)
+    reader.fs = files
+    try:
+        _check_lengths(source, reader.read_metadata())  # else torch tells of damage in a log of its own
+        _load_state_dict(
+            state,
+            storage_reader=reader,
+            planner=_EmptyStateDictLoadPlanner(),  # type: ignore[no-untyped-call]
+            no_dist=True,
+        )
+    except CheckpointError:
+        raise
+    except CheckpointException as error:
+        cause = next((one for one, _ in error.failures.values()), error)
+        if isinstance(cause, KeyboardInterrupt):  # it takes everything for its own
+            raise cause from None
+        raise damaged(source, files.last, in_a_line(cause)) from error
+    except Exception as error:
+        raise damaged(source, files.last, in_a_line(error)) from error
+    return state
+
+
+def _check_lengths(source: Path, metadata: Metadata) -> None:
+    """Raises CheckpointError for a file that ends before what is to be read from it."""
+    needed: dict[str, int] = {}
+    for info in metadata.storage_data.values():
+        needed[info.relative_path] = max(needed.get(info.relative_path, 0), info.offset + info.length)
+    for name, length in needed.items():
+        try:
+            has = (source / name).stat().st_size
+        except OSError as error:
+            raise damaged(source, source / name, in_a_line(error)) from None
+        if has < length:
+            raise damaged(source, source / name, f"it ends after {has} of {length} bytes")
+
+
+def damaged(source: Path, file: str | Path, why: str) -> CheckpointError:
+    """One line about the checkpoint at *source*, the *file* of it where that is known, and what is wrong."""
+    name = f"{os.path.basename(file)}: " if file else ""
+    return CheckpointError(
+        f"{source} can't be read as a DCP checkpoint: {name}{why}", todo="copy it here anew, or name another one"
+    )
+
+
+def in_a_line(error: BaseException) -> str:
+    """What *error* says itself, without what others would add."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error)
+    text = (text.partition(_UNTRUSTED)[2] or text).strip()
+    first = text.split("\n", 1)[0].split(". ", 1)[0].strip()
+    return first[:WORDS_MAX].rstrip(".") or type(error).__name__

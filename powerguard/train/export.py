@@ -144,25 +144,18 @@ def import_dcp(
 
     Runs of any number of ranks can resume from it: each takes what it owns. Its top-level keys become the sources, an
     optimizer's state by parameter name is turned into one by index. *step* may be left out for what `export` wrote.
-    Memory: two times the checkpoint. Raises CheckpointError where *source* can't be read.
+    Memory: two times the checkpoint. Raises CheckpointError where *source* can't be read, DirectoryError where
+    *directory* is something else.
     """
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+    from powerguard.train.dcp import read_whole
 
-    if not (Path(source) / ".metadata").is_file():
-        raise CheckpointError(f"{source} is no DCP checkpoint: it has no .metadata")
-    state: dict[str, Any] = {}
-    try:
-        _load_state_dict(
-            state,
-            storage_reader=FileSystemReader(source),
-            planner=_EmptyStateDictLoadPlanner(),  # type: ignore[no-untyped-call]
-            no_dist=True,
+    source = Path(source)
+    if not (source / ".metadata").is_file():
+        raise CheckpointError(
+            f"{source} is no DCP checkpoint: it has no .metadata", todo="name the directory that dcp.save wrote"
         )
-    except (CheckpointException, OSError) as error:
-        raise CheckpointError(f"{source} can't be read as a DCP checkpoint: {error}") from error
+    _check_directory(Path(directory))
+    state = read_whole(source)
     ours = state.pop("powerguard", None)
     if step is None:
         if not isinstance(ours, dict) or not isinstance(ours.get("step"), int):
@@ -178,3 +171,10 @@ def import_dcp(
     sealed = seal_if_whole(directory, name)
     assert sealed.sealed
     return look(sealed.path)
+
+
+def _check_directory(place: Path) -> None:
+    """Raises DirectoryError where *place* is something else than a directory, or lies below such a thing."""
+    there = next((one for one in (place, *place.absolute().parents) if os.path.lexists(one)), None)
+    if there is not None and not os.path.isdir(there):
+        raise DirectoryError(f"{there} isn't a directory", todo="name the directory given to attach(dir=...)")

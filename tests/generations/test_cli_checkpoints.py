@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from powerguard.cli import run
+from powerguard.cli.calibrate import RANKS_MAX
 from powerguard.generations.names import SHARD, rank_name
 
 
@@ -66,3 +67,15 @@ def test_verify_fails_where_nothing_can_be_trusted_or_the_chosen_one_cannot(make
     assert call(capsys, "verify", str(tmp_path))[0] == 12
     code, _, err = call(capsys, "verify", str(tmp_path), "--generation", "step-0000000099.x")
     assert (code, "holds no generation step-0000000099.x" in err) == (12, True)
+
+
+def test_a_job_of_many_nodes_does_not_tell_calibrate_the_ranks_of_this_one(make, tmp_path, capsys):
+    """Its newest generation holds more ranks than a node has: how many of them write here is asked, nothing starts."""
+    make(1, world_size=RANKS_MAX + 1, size=10)
+    code = run(["calibrate", str(tmp_path), "--state-bytes", "many"])
+
+    assert code == 2
+    assert (
+        f"newest generation: {RANKS_MAX + 1} isn't a number from 1 to {RANKS_MAX}; give the ranks of this node"
+        in capsys.readouterr().err
+    )

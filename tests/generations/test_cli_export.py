@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 
@@ -77,6 +78,80 @@ def test_mistakes_are_one_line_and_a_code(saved, tmp_path, capsys):
         got, _, err = call(capsys, *arguments)
         assert (got, err.count("\n"), words in err) == (code, 1, True), err
         assert not (tmp_path / "o").exists()
+
+
+@pytest.fixture
+def dcp(tmp_path):
+    """A small checkpoint of torch.distributed.checkpoint that says its step: .metadata and one __0_0.distcp."""
+    torch = pytest.importorskip("torch")
+    import torch.distributed.checkpoint as saver
+
+    state = {"model": {"w": torch.arange(6.0)}, "powerguard": {"step": 5, "unit": "step"}}
+    saver.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    return tmp_path / "dcp"
+
+
+def _cut(path):
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def _spoil(path):
+    path.write_bytes(b"x" * len(path.read_bytes()))
+
+
+def _list_in(path):
+    path.write_bytes(pickle.dumps([1, 2]))
+
+
+DAMAGE = [
+    (".metadata", lambda path: path.write_bytes(b""), ".metadata: Ran out of input"),
+    (".metadata", _spoil, ".metadata: invalid load key, 'x'"),
+    (".metadata", _list_in, ".metadata: 'list' object has no attribute 'storage_meta'"),
+    ("__0_0.distcp", _cut, "__0_0.distcp: it ends after 1000 of "),
+    ("__0_0.distcp", lambda path: path.unlink(), "__0_0.distcp: No such file or directory"),
+    ("__0_0.distcp", _spoil, "__0_0.distcp: Unsupported operand 120"),
+]
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.*")
+@pytest.mark.parametrize("damage", DAMAGE, ids=[says for _, _, says in DAMAGE])
+def test_a_damaged_checkpoint_is_one_line(dcp, damage, tmp_path, capfd):
+    """The file and what is wrong with it; torch's own log of it is nobody's to read, and nothing is made."""
+    name, harm, says = damage
+    harm(dcp / name)
+    code, out, err = call(capfd, "import", dcp, tmp_path / "o")
+
+    assert (12, "") == (code, out)
+    assert f"powerguard: {dcp} can't be read as a DCP checkpoint: {says}" in err
+    assert err.endswith("; copy it here anew, or name another one\n")
+    assert 1 == err.count("\n")
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.torch
+def test_advice_for_another_case_isnt_the_cause():
+    """torch.load tells at length how to trust a file; what is wrong with this one comes after it."""
+    pytest.importorskip("torch")
+    from powerguard.train.dcp import WORDS_MAX, in_a_line
+
+    long = "Weights only load failed. Try it.\nFile an issue: WeightsUnpickler error: \n\nUnsupported operand 80\n\nSee"
+    assert "Unsupported operand 80" == in_a_line(RuntimeError(long))
+    assert "reader failed: no directory" == in_a_line(RuntimeError("reader failed: no directory. This is an error"))
+    assert "EOFError" == in_a_line(EOFError())
+    assert WORDS_MAX == len(in_a_line(ValueError("x" * 999)))
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.*")
+@pytest.mark.parametrize("below", ["", "x/y"])
+def test_a_target_that_is_no_directory(dcp, below, tmp_path, capsys):
+    """It is named for what it is, before anything is read."""
+    (tmp_path / "o").touch()
+    code, _, err = call(capsys, "import", dcp, tmp_path / "o" / below)
+
+    assert (8, 1) == (code, err.count("\n"))
+    assert f"powerguard: {tmp_path / 'o'} isn't a directory; name the directory given to attach(dir=...)\n" == err
 
 
 @pytest.mark.slow
