@@ -34,9 +34,9 @@ it is powered off. The commented example is [systemd/powerguard.toml](../systemd
 `powerguard check -c FILE` reports every problem at once, and `systemctl reload powerguard` takes a changed file over
 without forgetting an outage.
 
-Seconds end in `_s`, percentages in `_pct`. In `password_file` and `tls_ca`,
-`${CREDENTIALS_DIRECTORY}` is the folder of systemd's `LoadCredential=`; no other variable is expanded. This page is made from the code by
-`.make/configuration.py`, and a test compares them.
+Seconds end in `_s`, percentages in `_pct`. In `password_file` and `tls_ca`, `${CREDENTIALS_DIRECTORY}` is the folder of
+systemd's `LoadCredential=`; no other variable is expanded. This page is made from the code by `.make/configuration.py`,
+and a test compares them.
 """
 PASSWORD_FILE = "| `password_file` | | instead of `password`: a file that holds it |"
 

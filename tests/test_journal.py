@@ -35,7 +35,7 @@ from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.state import Decision, State, initial
 from powerguard.core.types import Comm, Observation, Phase, RankReport, Sample, Send
 from powerguard.errors import JournalError
-from powerguard.journal import Base, Fault, File, Folded, Journal, Rules, Tick, fold, read
+from powerguard.journal import Base, Fault, File, Folded, Journal, Rules, Tick, fold, read, several
 from powerguard.journal.read import newest
 from powerguard.journal.records import encode
 
@@ -468,6 +468,45 @@ def test_long_journals_go_on_in_a_new_file_that_stands_alone(tmp_path):
         if other != path:
             other.unlink()
     assert fold(tmp_path, BOOT).state == state
+
+
+def test_the_files_of_a_long_journal_are_read_as_one(tmp_path):
+    """However they are named: every record of them once, in the order of numbers, under the first head."""
+    script = Script()
+    book = journal(tmp_path, segment_bytes=20_000)
+    note(book, script, Phase.PARKED)
+    book.close()
+    files = sorted(tmp_path.glob("journal-*"))
+    (one,) = several([tmp_path, *reversed(files)])
+
+    assert len(files) > 1
+    assert [n for path in files for n in (r.n for r in read(path).records)] == [r.n for r in one.records]
+    assert sorted(r.n for r in one.records) == [r.n for r in one.records]
+    assert one.head == read(files[0]).head
+    assert len(several([files[-1]])[0].records) < len(one.records)
+
+
+def test_numbers_that_begin_anew_are_another_journal(tmp_path):
+    """A daemon that could make nothing of its own boot's file begins again; neither hides the other's records."""
+    for folder in ("first", "again"):
+        (tmp_path / folder).mkdir()
+        note(book := journal(tmp_path / folder), Script(), Phase.PARKED)
+        book.close()
+    both = several([tmp_path / "first", tmp_path / "again"])
+
+    assert 2 == len(both)
+    assert [len(r.records) for r in both] == [len(several([tmp_path / f])[0].records) for f in ("first", "again")]
+
+
+def test_a_file_of_noise_beside_journals_is_only_damage(tmp_path):
+    """Alone it is no journal."""
+    (tmp_path / "journal-noise.jsonl").write_bytes(b"noise\n")
+    with pytest.raises(JournalError, match="not a journal"):
+        several([tmp_path])
+    note(book := journal(tmp_path), Script(), Phase.PARKED)
+    book.close()
+
+    assert [(1, 0), (0, 1)] == [(r.damaged, len(r.heads)) for r in several([tmp_path])]
 
 
 def test_old_journals_are_retired_by_count_and_size(tmp_path):

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from powerguard.cli.stdout import OutputLost, give_up, known
 from powerguard.errors import ConfigError, MissingDependency, PowerguardError, UsageError
 
 INTERRUPTED = 130
@@ -25,6 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """The exit code of one command."""
+    with known():
+        code = _code(arguments)
+        return code if _flushed() else PowerguardError.exit_code
+
+
+def _code(arguments: list[str]) -> int:
     debug = "--debug" in arguments[:1] or os.environ.get("POWERGUARD_DEBUG") == "1"
     try:
         return _invoke(arguments)
@@ -34,10 +41,11 @@ def run(arguments: list[str]) -> int:
         return _tell(err)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone, as `head` does. What is left can't be written, at exit neither.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        give_up()
         return 0
+    except OutputLost as err:
+        return _lost(err)
     except Exception as err:
         if debug or arguments[:1] == ["run"]:  # a service's standard error is its log: there it is kept
             traceback.print_exc()
@@ -52,9 +60,24 @@ def _invoke(arguments: list[str]) -> int:
         if err.name is not None and err.name.split(".")[0] in ("typer", "rich"):
             raise MissingDependency(f"{err.name} isn't installed", todo="pip install 'powerguard[node]'") from None
         raise
-    code = call(arguments)
-    sys.stdout.flush()
-    return code
+    return call(arguments)
+
+
+def _flushed() -> bool:
+    """Whether standard output has everything that was said, or a reader who didn't want it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        give_up()
+    except OutputLost as err:
+        _lost(err)
+        return False
+    return True
+
+
+def _lost(err: OutputLost) -> int:
+    give_up()
+    return _tell(PowerguardError(f"can't write to standard output: {err.strerror or err}"))
 
 
 def _tell(err: PowerguardError) -> int:

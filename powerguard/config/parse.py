@@ -54,9 +54,7 @@ def load(
         with Path(path).open("rb") as file:
             raw = file.read(FILE_MAX_BYTES + 1)
     except (OSError, ValueError) as err:
-        why = err.strerror if isinstance(err, OSError) else str(err)
-        todo = "name an existing file with -c; powerguard service install writes one"
-        raise ConfigError(f"{path}: can't be read: {why}", todo=todo) from None
+        raise _unreadable(path, err) from None
     if len(raw) > FILE_MAX_BYTES:
         raise ConfigError(f"{path}: longer than {FILE_MAX_BYTES} bytes", todo="name the right file with -c")
     try:
@@ -64,6 +62,15 @@ def load(
     except UnicodeDecodeError as err:
         raise ConfigError(f"{path}: byte {err.start} isn't UTF-8", todo="save the file as UTF-8") from None
     return loads(text, source=str(path), env=env, today=today, secrets=secrets)
+
+
+def _unreadable(path: str | Path, err: OSError | ValueError) -> ConfigError:
+    if isinstance(err, PermissionError):
+        todo = "run this with sudo, or as a user of the group that may read it"
+        return ConfigError(f"{path}: can't be read by this user: {err.strerror}", todo=todo)
+    todo = "name an existing file with -c; powerguard service install writes one"
+    why = err.strerror if isinstance(err, OSError) else str(err)
+    return ConfigError(f"{path}: can't be read: {why}", todo=todo)
 
 
 def loads(

@@ -1,4 +1,4 @@
-"""`powerguard drill` and `powerguard report`: the command line of this folder."""
+"""`powerguard drill`, and beside it the commands that tell an outage: the command line of this folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -20,19 +21,17 @@ import typer
 
 from powerguard import config
 from powerguard.drill import live as live_drill
-from powerguard.drill import live_report, retell, stories, suite
-from powerguard.drill import report as page
+from powerguard.drill import live_report, stories, suite
+from powerguard.drill.cli_report import report, scenario
 from powerguard.drill.plan import PLANS, Plan, choose
 from powerguard.drill.run import Outcome, run
 from powerguard.drill.screen import Screen
 from powerguard.drill.supply import boottime
-from powerguard.drill.told import from_journal
-from powerguard.errors import DrillFailed, UsageError
-from powerguard.journal import read as read_journal
+from powerguard.errors import DirectoryError, DrillFailed, UsageError
 
 
 def register(app: typer.Typer) -> None:
-    """Adds both commands to *app*."""
+    """Adds all three commands to *app*."""
     app.command("drill", help=_drill_help())(drill)
     app.command("scenario", help="Turn an outage in the daemon's journal into a scenario, for `powerguard drill`.")(
         scenario
@@ -94,9 +93,12 @@ def drill(
 
 @contextmanager
 def _folder(out: Path | None, name: str) -> Iterator[Path]:
-    """*out*, or a new folder here that no other drill has; a new one goes again if nothing was written into it."""
+    """*out*, or a new folder here that no other drill has; a new one goes again if nothing was written into it.
+
+    DirectoryError before anything has begun, where files can't be made in it.
+    """
     if out is not None:
-        yield out
+        yield _usable(out)
         return
     folder = _new_folder(f"drill-{name}-{datetime.now():%Y%m%d-%H%M%S}")  # noqa: DTZ005 - a name for people
     try:
@@ -104,6 +106,16 @@ def _folder(out: Path | None, name: str) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             folder.rmdir()
+
+
+def _usable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        why = "Not a directory" if isinstance(error, FileExistsError) else error.strerror or error
+        raise DirectoryError(f"{folder} can't be written: {why}", todo="name another folder with --out") from None
 
 
 def _new_folder(name: str) -> Path:
@@ -115,7 +127,8 @@ def _new_folder(name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UsageError(f"can't make {folder} here: {error.strerror}", todo="name a folder with --out") from error
+            todo = "name a folder with --out"
+            raise DirectoryError(f"can't make {folder} here: {error.strerror}", todo=todo) from None
         return folder
     raise AssertionError("count ends never")
 
@@ -179,8 +192,8 @@ def _live(run_dir: str, out: Path | None, *, job: str, full: bool, yes: bool, as
             raise UsageError("a live drill asks before it begins, and nobody is there", todo="say --yes")
         if not typer.confirm("Begin?", err=True):
             raise live_drill.Refused("the drill wasn't begun: nobody said yes")
-    result = live_drill.run(node, job=job, full=full, say=tell, clock=boottime)
     with _folder(out, "live") as folder:
+        result = live_drill.run(node, job=job, full=full, say=tell, clock=boottime)
         path, why = live_report.write(result, folder)
     if as_json:
         data = msgspec.to_builtins(result)
@@ -233,35 +246,6 @@ def _tell(outcome: Outcome, *, as_json: bool) -> None:
             f"report: {result['report']}\n"
         )
     sys.stdout.flush()
-
-
-def report(
-    journal: Annotated[Path, typer.Argument(help="a journal-*.jsonl of the daemon's state_dir", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="the HTML file; a PNG lies beside it", show_default=False)] = None,
-    outage: Annotated[int, typer.Option(help="which outage of the journal, 1 = the first; 0 = the last")] = 0,
-) -> None:
-    """The report of one outage, as a drill's."""
-    story = from_journal(journal, outage=outage - 1)
-    path = page.write(story, out or Path(journal.stem).with_suffix(".html"))
-    sys.stdout.write(f"{story.title}: {story.verdict}\nreport: {path}\n")
-
-
-def scenario(
-    journal: Annotated[Path, typer.Argument(help="a journal-*.jsonl of the daemon's state_dir", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="its file; without it, to here", show_default=False)] = None,
-    outage: Annotated[int, typer.Option(help="which outage of the journal, 1 = the first; 0 = the last")] = 0,
-    every: Annotated[float, typer.Option(help="a UPS's numbers at most once in so many seconds")] = 2.0,
-) -> None:
-    """What the UPSes said, who commanded what, and what must hold; the answers are this version's."""
-    text = retell.scenario(read_journal(journal), outage=outage - 1, every_s=every)
-    if out is None:
-        sys.stdout.write(text)
-        return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as err:
-        raise UsageError(f"{out} can't be written: {err.strerror or err}", todo="name another file") from None
-    say(f"scenario: {out}")
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

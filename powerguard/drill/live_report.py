@@ -53,7 +53,7 @@ def write(result: Result, folder: Path) -> tuple[Path, str]:
     """The files in *folder*: (the report, or the JSON where there is none; why there is no report)."""
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / "result.json"
-    data.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    report.put(data, msgspec.json.format(msgspec.json.encode(result)), other="folder")
     if not result.journal:
         return data, "the daemon's journal can't be read"
     try:
@@ -65,6 +65,6 @@ def write(result: Result, folder: Path) -> tuple[Path, str]:
             why=result.why,
             numbers=numbers(result),
         )
-        return report.write(story, folder / "report.html"), ""
+        return report.write(story, folder / "report.html", other="folder"), ""
     except (JournalError, MissingDependency) as err:
         return data, str(err)

@@ -5,6 +5,7 @@ Beliefs (runway, need) are not written with every record; they are what `decide`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -93,17 +94,24 @@ class Follower:
 
 def outages(told: list[Moment]) -> list[tuple[int, int]]:
     """(first, one past the last) of each stretch of decisions that weren't ONLINE."""
+    return away(moment.tick for moment in told)
+
+
+def away(ticks: Iterable[Tick]) -> list[tuple[int, int]]:
+    """As `outages`, by the decisions alone: nothing has to be decided anew to count them."""
     found: list[tuple[int, int]] = []
     start: int | None = None
-    for i, moment in enumerate(told):
-        away = moment.tick.phase is not Phase.ONLINE
-        if away and start is None:
+    count = 0
+    for i, tick in enumerate(ticks):
+        count = i + 1
+        gone = tick.phase is not Phase.ONLINE
+        if gone and start is None:
             start = i
-        elif not away and start is not None:
+        elif not gone and start is not None:
             found.append((start, i))
             start = None
     if start is not None:
-        found.append((start, len(told)))
+        found.append((start, count))
     return found
 
 

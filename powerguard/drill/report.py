@@ -9,6 +9,7 @@ from pathlib import Path
 from powerguard import __version__
 from powerguard.drill.picture import DARK, LIGHT, MARKS, NARROW, WIDE, Shape, Theme, draw
 from powerguard.drill.story import Event, Story
+from powerguard.errors import DirectoryError
 
 _NARROW_PX = 720  # screens up to this width get the picture made for a phone
 
@@ -58,11 +59,20 @@ def html(story: Story) -> str:
     )
 
 
-def write(story: Story, path: Path) -> Path:
-    """The page at *path*, and its picture as PNG beside it; the path of the page."""
-    path.write_text(html(story), encoding="utf-8")
-    path.with_suffix(".png").write_bytes(draw(story, LIGHT, WIDE, form="png"))
+def write(story: Story, path: Path, *, other: str = "file") -> Path:
+    """The page at *path*, and its picture as PNG beside it; the path of the page. DirectoryError as of `put`."""
+    put(path, html(story).encode(), other=other)
+    put(path.with_suffix(".png"), draw(story, LIGHT, WIDE, form="png"), other=other)
     return path
+
+
+def put(path: Path, data: bytes, *, other: str = "file") -> None:
+    """A file of a report. DirectoryError: it can't be written; *other* says what else can be named."""
+    try:
+        path.write_bytes(data)
+    except OSError as err:
+        todo = f"name another {other} with --out"
+        raise DirectoryError(f"{path} can't be written: {err.strerror or err}", todo=todo) from None
 
 
 _TONES = {

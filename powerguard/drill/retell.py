@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from powerguard.core.messages import Pace
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.types import Comm, Halt, Phase, Sample
-from powerguard.drill.moments import Moment, moments, outages, turns
+from powerguard.drill.moments import Moment, moments, turns
+from powerguard.drill.outages import Outage
 from powerguard.errors import JournalError
 from powerguard.journal import Recording, Rules
 from powerguard.sim.musts import broken
@@ -28,17 +29,14 @@ _VARIABLES = (*SHORT.values(), "battery.type", "driver.parameter.pollinterval")
 _NAMES = {name: short for short, name in SHORT.items()}
 
 
-def scenario(recording: Recording, *, outage: int = -1, every_s: float = 2.0) -> str:
-    """The text of the scenario of outage number *outage* (0: the first, -1: the last).
+def scenario(outage: Outage, *, every_s: float = 2.0) -> str:
+    """The text of the scenario of *outage*.
 
-    Numbers are told at most once in *every_s*, a status at once. JournalError: there is no such outage, or nothing is
-    known of the state that it began in.
+    Numbers are told at most once in *every_s*, a status at once. JournalError: nothing is known of the state that it
+    began in.
     """
+    recording, first, last = outage.recording, outage.first, outage.last
     told = moments(recording)
-    found = outages(told)
-    if not found or not -len(found) <= outage < len(found):
-        raise JournalError(f"{recording.path}: it has {len(found)} outages", todo="choose one of them")
-    first, last = found[outage]
     begin_at = told[first].tick.at - LEAD_S
     shown = [m for m in told if begin_at <= m.tick.at <= told[last - 1].tick.at + LEAD_S]
     zero = min(shown[0].tick.at, *(sample.at for m in shown for sample in m.tick.seen.samples))

@@ -76,6 +76,8 @@ def tell(path: Path) -> Told:
     try:
         with _at_most(STORY_MAX_S):
             world, answers = play(scenario)
+        if not scenario.acts:
+            raise ScenarioError("the story has no line that begins with t=, so nothing happens in it")
     except ScenarioError as err:
         raise UsageError(f"{path}: {err}", todo="docs/scenarios.md has the grammar") from None
     except InvariantError as err:

@@ -77,8 +77,8 @@ def _spare(told: Told) -> float | None:
 def write(told: Told, facts: Facts, verdict: Verdict) -> Path:
     """The report, in the drill's folder; and the facts as JSON beside it."""
     folder = told.node.folder
-    (folder / "facts.json").write_bytes(msgspec.json.format(msgspec.json.encode(facts)))
-    return report.write(story(told, facts, verdict), folder / "report.html")
+    report.put(folder / "facts.json", msgspec.json.format(msgspec.json.encode(facts)), other="folder")
+    return report.write(story(told, facts, verdict), folder / "report.html", other="folder")
 
 
 def story(told: Told, facts: Facts, verdict: Verdict) -> Story:

@@ -11,28 +11,22 @@ from powerguard.core.types import Halt, Phase
 from powerguard.drill.curves import series, spans, steps
 from powerguard.drill.late import late
 from powerguard.drill.marks import events, marks, saves
-from powerguard.drill.moments import Moment, moments, outages, turns
+from powerguard.drill.moments import Moment, moments, turns
+from powerguard.drill.outages import Outage, pick
 from powerguard.drill.story import Number, Story
-from powerguard.errors import JournalError
 from powerguard.journal import Recording, Rules, read
 
 _LEAD = 0.15  # of the outage is shown before it, and a little after
 
 
-def from_journal(path: str | Path, *, outage: int = -1, since: float = float("-inf")) -> Story:
-    """The story of outage number *outage* (0: the first, -1: the last) of those that end after *since*.
+def from_journal(path: str | Path, *, since: float = float("-inf")) -> Story:
+    """The story of the last outage of the journal at *path* that ends after *since*. JournalError: there is none."""
+    return story(pick([read(path)], since=since))
 
-    JournalError: no journal or no such outage.
-    """
-    recording = read(path)
-    told = moments(recording)
-    found = [(first, last) for first, last in outages(told) if told[last - 1].tick.at >= since]
-    if not found:
-        raise JournalError(f"{path}: no outage is in this journal", todo="name the journal of another day")
-    if not -len(found) <= outage < len(found):
-        has = "one outage" if len(found) == 1 else f"{len(found)} outages"
-        raise JournalError(f"{path}: there is no outage {outage + 1}, it has {has}", todo=f"choose 1 to {len(found)}")
-    return tell(recording, told, *found[outage])
+
+def story(outage: Outage) -> Story:
+    """The story of *outage*."""
+    return tell(outage.recording, moments(outage.recording), outage.first, outage.last)
 
 
 def tell(recording: Recording, told: list[Moment], first: int, last: int) -> Story:
@@ -59,7 +53,7 @@ def tell(recording: Recording, told: list[Moment], first: int, last: int) -> Sto
         series=series(shown),
         steps=steps(shown),
         events=events(shown),
-        numbers=_numbers(shown, zero, over, _halt_at(told[first:last])),
+        numbers=_numbers(shown, zero, over, _halt_at(told[first:last])) + _damaged(recording),
         late=late(told[first:last]),
         zero=begins or "the mains failed",
         configuration=_configuration(recording),
@@ -105,6 +99,12 @@ def _numbers(shown: list[Moment], zero: float, over: float, halt_at: float | Non
     if rates:
         numbers.append(Number("writing", f"{max(rates):.0f} MB/s", "all ranks together at most, sync included"))
     return tuple(numbers)
+
+
+def _damaged(recording: Recording) -> tuple[Number, ...]:
+    """A row for what couldn't be read, where there is any."""
+    count = recording.damaged
+    return (Number("damaged lines", str(count), "of the journal, left out"),) if count else ()
 
 
 def _verdict(told: list[Moment], *, ended: bool) -> str:

@@ -3,6 +3,7 @@
 from powerguard.journal.book import Journal
 from powerguard.journal.read import Folded, Recording, fold, read
 from powerguard.journal.records import Base, Done, Fault, Head, Learnt, Record, Rules, Tick
+from powerguard.journal.several import several
 from powerguard.journal.write import File
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "Tick",
     "fold",
     "read",
+    "several",
 ]

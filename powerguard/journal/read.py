@@ -41,6 +41,11 @@ class Recording(Struct):
         """The first head: which boot of which node this is."""
         return self.heads[0] if self.heads else None
 
+    @property
+    def nothing(self) -> bool:
+        """No line of it is a journal's."""
+        return not self.heads and not self.records
+
 
 class Folded(Struct, frozen=True):
     """What a restart of the daemon goes on from."""
@@ -55,6 +60,14 @@ class Folded(Struct, frozen=True):
 
 def read(path: str | Path) -> Recording:
     """The journal at *path*. JournalError: it can't be opened, or no line of it is a journal's."""
+    recording = read_any(path)
+    if recording.nothing and recording.damaged:
+        raise JournalError(f"{path}: not a journal of powerguard", todo="name a journal-*.jsonl of its state_dir")
+    return recording
+
+
+def read_any(path: str | Path) -> Recording:
+    """As `read`, but a file without a line of a journal's is nothing but damaged lines."""
     recording = Recording(str(path))
     seen: set[int] = set()
     for line in _lines(path):
@@ -65,8 +78,6 @@ def read(path: str | Path) -> Recording:
         elif line.n not in seen:
             seen.add(line.n)
             recording.records.append(line)
-    if recording.head is None and not recording.records and recording.damaged:
-        raise JournalError(f"{path}: not a journal of powerguard", todo="name a journal-*.jsonl of its state_dir")
     recording.records.sort(key=lambda r: r.n)
     return recording
 

@@ -8,6 +8,7 @@ from powerguard.cli import run
 from powerguard.core.types import Phase
 from powerguard.drill import stories
 from powerguard.drill.moments import moments, turns
+from powerguard.drill.outages import pick
 from powerguard.drill.retell import scenario
 from powerguard.errors import JournalError
 from powerguard.journal import read
@@ -53,7 +54,7 @@ def test_a_dip_is_retold_as_a_dip(night, tmp_path):
     """No stop and no halt, in the claims too."""
     _, path = night(tmp_path, plan="dip", mains_back_at=112.9, until=130.0)
 
-    text = scenario(read(path))
+    text = scenario(pick([read(path)]))
 
     assert "must never halt\nmust never stop\n" in text
     again, _ = play(read_scenario(text))
@@ -61,9 +62,12 @@ def test_a_dip_is_retold_as_a_dip(night, tmp_path):
     assert again.halted_at is None
 
 
-def test_an_outage_that_is_not_there(night, tmp_path):
-    """Refused with how many there are."""
+def test_a_journal_without_an_outage(night, tmp_path, capsys):
+    """Refused in words: there is none to choose from."""
     _, path = night(tmp_path, until=105.0)
 
-    with pytest.raises(JournalError, match="0 outages"):
-        scenario(read(path))
+    assert JournalError.exit_code == run(["scenario", path])
+    assert (
+        f"powerguard: {path}: no outage is in this journal; name the journal of another day\n"
+        == capsys.readouterr().err
+    )
