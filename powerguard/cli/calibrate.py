@@ -26,6 +26,7 @@ from powerguard.cli.out import say, say_json, seconds, size
 from powerguard.core.policy import Policy
 from powerguard.errors import DirectoryError, MissingDependency, PowerguardError, StateError, UsageError
 from powerguard.generations import paces
+from powerguard.generations.memory import available_bytes
 from powerguard.generations.paces import Save
 
 CHILD = "powerguard.train.calibrate"
@@ -125,7 +126,7 @@ def measure(directory: Path, ranks: int, rank_bytes: int, rounds: int, policy: P
         raise MissingDependency(
             "torch isn't installed in this environment", todo="pip install 'powerguard[node,train]'"
         )
-    look_for_memory(ranks, rank_bytes, free_memory())
+    look_for_memory(ranks, rank_bytes, available_bytes())
     saves: list[Save] = []
     with _children(directory, ranks, rank_bytes) as children:
         ready = [_hear(child) for child in children]
@@ -167,15 +168,6 @@ def look_for_memory(ranks: int, rank_bytes: int, free: int | None) -> None:
             f"{who} {needed / 1e9:.2f} GB and only {free / 1e9:.2f} GB of memory are free",
             todo="free host memory, or give a smaller --state-bytes",
         )
-
-
-def free_memory() -> int | None:
-    """What the kernel could give without swapping; None where it doesn't say. (`train.arena` needs torch to say it.)"""
-    with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 def words(done: Calibration) -> list[str]:

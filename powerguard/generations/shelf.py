@@ -24,6 +24,7 @@ import xxhash
 
 from powerguard.errors import StateError
 from powerguard.generations.ledger import SLOTS, Facts, Ledger, Line
+from powerguard.generations.memory import available_bytes
 from powerguard.generations.record import ALIGN
 
 SHM = Path("/dev/shm")
@@ -202,11 +203,8 @@ def free_bytes(folder: Path) -> int:
     """What an ordinary user may still take there, and the machine has memory for."""
     facts = os.statvfs(folder)
     free = facts.f_bavail * facts.f_frsize
-    with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return min(free, int(line.split()[1]) * 1024)
-    return free
+    memory = available_bytes()
+    return free if memory is None else min(free, memory)
 
 
 def remove(ledger_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from powerguard.errors import StateError
+from powerguard.generations.memory import available_bytes
 from powerguard.generations.record import ALIGN
 
 HUGE = 2 * 1024 * 1024
@@ -91,15 +92,3 @@ def make_slots(count: int, capacity: int, pool: ThreadPoolExecutor, *, pin: bool
 
 def _cudart() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-
-def available_bytes() -> int | None:
-    """What the kernel could give without swapping (MemAvailable); None where it doesn't say."""
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        return None
-    return None
