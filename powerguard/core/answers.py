@@ -51,6 +51,8 @@ def registered(job: Job | None, report: RankReport, hello: Hello) -> Job:
     )
     if job is None:
         job = Job(report.job, hello.world_size)
+    if job.saved is not None and not job.alive and hello.directory != job.directory:
+        job = replace(job, saved=None)  # of another run under this name
     old = job.members.get(hello.rank)
     same = old is not None and old.pid == hello.pid and old.alive
     if same and old is not None:

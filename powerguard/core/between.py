@@ -46,6 +46,12 @@ RANKS_PER_NODE = 1024
 NODES = 4096
 WORLD = 65536
 
+SEQ_MAX = 2**40
+"""No rank and no node makes a daemon count on from beyond: seconds since boot and a boot's orders stay far below."""
+
+TERM_MAX = 2**32
+"""The same of claims to lead."""
+
 GOSSIP_S = 1.0
 """A word at least every so often, and at once when there is news; the silence of a peer is measured by it."""
 

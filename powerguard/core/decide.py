@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from powerguard.core import agree, feeds, hearsay, seats
+from powerguard.core.between import SEQ_MAX
 from powerguard.core.commands import DRY_RUN, command
 from powerguard.core.feeds import Power
 from powerguard.core.messages import Hello
@@ -24,15 +25,12 @@ from powerguard.core.why import Case
 
 __all__ = ["DRY_RUN", "decide"]
 
-SEQ_MAX = 2**40
-"""No rank makes a daemon count on from beyond: seconds since boot and the orders of a boot stay far below."""
-
 
 def decide(policy: Policy, state: State, seen: Observation, now: float) -> Decision:
     """The next state, what to do, and why, after *seen*. Call it again after `poll.poll_wait` seconds at the latest."""
     before, drilled = state.phase, state.view.drill_s is not None
     if seen.here:
-        state = replace(state, addresses=(*state.addresses, *(new for new in seen.here if new not in state.addresses)))
+        state = seats.found(state, seen.here)
     if seen.peers:
         state = hearsay.absorb(state, seen.peers, now)
     jobs, told = agree.absorb(

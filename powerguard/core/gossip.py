@@ -94,6 +94,8 @@ def _busy(job: Job) -> bool:
 
 def _to(job: Job) -> list[tuple[str, str]]:
     """Names and addresses of those to whom this node's word is due."""
+    if job.rankless:
+        return []
     if job.leads:
         to = [(name, node.address) for name, node in job.nodes.items()]
         if job.claimed_at is None and not job.nodes and job.term:

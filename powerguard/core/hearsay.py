@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from powerguard.core import seats
 from powerguard.core.batch import Batch, with_node
-from powerguard.core.between import FromPeer, PeerReport, Report
+from powerguard.core.between import SEQ_MAX, TERM_MAX, FromPeer, OrderReport, OrderState, PeerReport, Report
 from powerguard.core.job import NO_LEADER, Job, Node
 from powerguard.core.reported import reported
 from powerguard.core.state import State
@@ -28,7 +28,7 @@ def absorb(state: State, words: Iterable[PeerReport], now: float) -> State:
     batch = Batch()
     for heard in words:
         word = heard.message
-        if word.node != heard.node:
+        if word.node != heard.node or not _countable(word):
             continue
         job = jobs.get(word.job) or _stranger(state, jobs, word)
         if job is None or word.world_size != job.world_size:
@@ -40,6 +40,17 @@ def absorb(state: State, words: Iterable[PeerReport], now: float) -> State:
             seq = max(seq, word.seq)
         jobs = {**jobs, job.name: job}
     return state if jobs is state.jobs else replace(state, jobs=jobs, seq=seq)
+
+
+def _countable(word: FromPeer) -> bool:
+    """Nothing in it would make this node count on from where no number is left."""
+    orders = [order for order in (word.order, word.earlier) if order is not None]
+    if isinstance(word, Report):
+        numbers = [word.astray, *(each.order.seq for each in orders if isinstance(each, OrderReport))]
+    else:
+        calls = [call.seq for call in (word.quiesce, word.leave) if call is not None]
+        numbers = [word.resumed, *calls, *(each.seq for each in orders if isinstance(each, OrderState))]
+    return max(word.seq, *numbers) < SEQ_MAX and word.term < TERM_MAX
 
 
 def _stranger(state: State, jobs: dict[str, Job], word: FromPeer) -> Job | None:

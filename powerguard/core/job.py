@@ -259,8 +259,14 @@ class Job(Struct, frozen=True, omit_defaults=True):
 
     @property
     def spans(self) -> bool:
-        """Other nodes have a part in it."""
-        return bool(self.lead or self.nodes)
+        """Other nodes have a part in it, or should have: a claim was made where none of them was ever heard."""
+        return bool(self.lead or self.nodes or self.term)
+
+    @property
+    def rankless(self) -> bool:
+        """This node leads it, and none of its ranks was ever here, or all have moved away: it can give no order, since
+        it has no number that is its own, so it is silent, and a node that has ranks takes over."""
+        return self.leads and bool(self.members) and all(member.node for member in self.members.values())
 
 
 def complete(job: Job) -> bool:

@@ -20,8 +20,8 @@ def reported(job: Job, report: Report, now: float, batch: Batch) -> Job:
     renewed: set[int] = set()
     for told in report.ranks:
         known = members.get(told.rank)
-        if not 0 <= told.rank < job.world_size or (known is not None and known.alive and not known.node):
-            continue  # a living rank of this node isn't somebody else's
+        if not 0 <= told.rank < job.world_size or _elsewhere(known, told):
+            continue
         member = _member(report, told, old.get(told.rank), now)
         was = old.get(told.rank)
         if was is not None and was.pid != member.pid:
@@ -37,8 +37,8 @@ def reported(job: Job, report: Report, now: float, batch: Batch) -> Job:
         job = _learned(job, report, now)
     job = replace(
         job,
-        order=_parts(job.order, report, renewed, now),
-        earlier=_parts(job.earlier, report, renewed, now),
+        order=_parts(job.order, report, ranks, renewed, now),
+        earlier=_parts(job.earlier, report, ranks, renewed, now),
         quiesce=_quieter(job, report),
     )
     return with_node(job, replace(node, beyond=_beyond(job, report)))
@@ -88,8 +88,14 @@ def _beyond(job: Job, report: Report) -> int:
     return max((seq for seq in (obeyed, report.astray) if seq > job.resumed and seq not in given), default=0)
 
 
-def _parts(order: Order | None, report: Report, renewed: set[int], now: float) -> Order | None:
-    """The order with the parts of the node's ranks as the node knows them."""
+def _elsewhere(known: Member | None, told: RankState) -> bool:
+    """A living rank of this node isn't somebody else's; nor does one that has ended replace one that lives elsewhere:
+    ranks move when a launcher starts them anew, and the node that they were on remembers them."""
+    return known is not None and known.alive and (not known.node or bool(told.gone))
+
+
+def _parts(order: Order | None, report: Report, own: set[int], renewed: set[int], now: float) -> Order | None:
+    """The order with the parts of *own*, the node's ranks, as the node knows them."""
     if order is None:
         return None
     parts = order.parts  # ours: see Batch
@@ -100,7 +106,6 @@ def _parts(order: Order | None, report: Report, renewed: set[int], now: float) -
         else:
             trouble = part.trouble or ("" if part.shard is not None else f"rank {rank} was started anew")
             parts[rank] = replace(part, anew=True, parked=False, decided=False, trouble=trouble)
-    own = {rank.rank for rank in report.ranks}
     told = next((each for each in (report.order, report.earlier) if each and each.order.seq == order.seq), None)
     for each in () if told is None else told.parts:
         if each.rank in parts and each.rank in own:

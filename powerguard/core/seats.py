@@ -39,6 +39,17 @@ def placed(state: State, job: Job, hello: Hello, now: float) -> Job:
     return replace(job, master=hello.master, lead=NO_LEADER, lead_at=now)
 
 
+def found(state: State, addresses: tuple[str, ...]) -> State:
+    """The state once *addresses* turned out to be this node's own: it leads the jobs whose master address is one."""
+    new = tuple(address for address in addresses if address not in state.addresses)
+    state = replace(state, addresses=state.addresses + new)
+    jobs = {
+        name: replace(job, lead="") if job.lead == NO_LEADER and not job.term and is_here(state, job.master) else job
+        for name, job in state.jobs.items()
+    }
+    return replace(state, jobs=jobs)
+
+
 def lowest(job: Job) -> int:
     """The lowest rank of this node: what its numbers are congruent to, modulo the world size."""
     return min((rank for rank, member in job.members.items() if not member.node), default=0) % max(job.world_size, 1)

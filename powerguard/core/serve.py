@@ -102,6 +102,8 @@ _LEAST_FIRST = (Flush.IDLE, Flush.UNDERWAY, Flush.LOST, Flush.PARKED)
 
 def _where(state: State, name: str, job: Job) -> Flush:
     """How far one job is on its way to being parked."""
+    if job.rankless:
+        return Flush.NONE
     if not stopped(job):
         return Flush.IDLE if job.alive or agree.orphaned(job) else Flush.NONE
     outcome = job.outcome
@@ -203,8 +205,8 @@ def _purpose(state: State, nxt: Next, name: str, job: Job, now: float) -> Purpos
         return None
     if not job.alive and not agree.orphaned(job):
         return None
-    if job.spans and all(member.node for member in job.members.values()):
-        return None  # without a rank of its own it has no number that is its own
+    if job.spans and (job.rankless or not job.members):
+        return None
     own = state.phase in (Phase.FLUSHING, Phase.PARKED) and state.concerns(name)
     if own or (stop_elsewhere(job) and state.phase is not Phase.HALTING and not _cannot_go_on(job, now)):
         if not stopped(job) or (job.outcome == "lost" and _again(state, name, job)) or _overtaken(job):

@@ -84,7 +84,7 @@ class Resolver:
         if is_ip(name):
             return (name,)
         at, found = self._known.get(name, (-LASTS_S, ()))
-        if time.monotonic() - at >= LASTS_S and name not in self._pending and len(self._known) < NAMES_MAX:
+        if time.monotonic() - at >= LASTS_S and name not in self._pending and len(self._pending) < NAMES_MAX:
             self._pending.add(name)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="powerguard-names", daemon=True)
@@ -105,4 +105,6 @@ class Resolver:
                 answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
                 found = tuple(dict.fromkeys(str(answer[4][0]) for answer in answers))
             self._known[name] = (time.monotonic(), found)
+            if len(self._known) > NAMES_MAX:
+                del self._known[next(iter(self._known))]  # the one known for longest: it may be asked again
             self._pending.discard(name)

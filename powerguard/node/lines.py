@@ -177,6 +177,7 @@ class Lines:
             if address not in self._own:
                 self._own.add(address)
                 self._new_here.append(address)
+            self._unknown.pop(address, None)
             return ""
         node = keyring.find(self._peers.ring.trusted, address, ips)
         if node:

@@ -18,6 +18,7 @@ from powerguard.core.between import (
     WORLD,
     BetweenNodes,
     Course,
+    Farewell,
     OrderReport,
     OrderState,
     PeerReport,
@@ -26,7 +27,7 @@ from powerguard.core.between import (
     Report,
 )
 from powerguard.core.decide import decide
-from powerguard.core.job import NO_LEADER, Job, Member, Node, Order, Part, Seat, Stage, Want
+from powerguard.core.job import NO_LEADER, Job, Member, Node, Order, Part, Saved, Seat, Stage, Want
 from powerguard.core.messages import (
     Ack,
     Beat,
@@ -143,6 +144,91 @@ def test_another_name_of_this_node_is_found_out():
     assert heard(state, send.message).jobs[JOB].leads
     known = decide(POLICY, node("a"), replace(hello(master="alias"), here=("alias",)), NOW).state
     assert known.jobs[JOB].leads
+    later = decide(POLICY, state, Observation(here=("alias",)), NOW + 1.0).state  # names take their time
+    assert later.jobs[JOB].leads
+
+
+def test_a_node_that_never_heard_of_another_saves_its_own_part():
+    """Without links, or with nobody at the other end: it claims the lead, and soon orders its own ranks."""
+    state, at, told = node("a"), NOW, []
+    seen = replace(hello(2, master="elsewhere"), samples=(battery(at),))
+    for _ in range(240):
+        decision = decide(POLICY, state, seen, at)
+        state = decision.state
+        told += [type(each.message).__name__ for each in decision.actions if isinstance(each, Send)]
+        at += 0.5
+        seen = Observation(samples=(battery(at),))
+
+    assert state.jobs[JOB].leads
+    assert state.jobs[JOB].claimed_at is None
+    assert {"Prepare", "Decide"} <= set(told)
+
+
+def battery(at: float) -> Sample:
+    """The mains are out, and less is left each second."""
+    left = max(1.0, 200.0 - (at - NOW))
+    said = {"ups.status": "OB DISCHRG", "battery.charge": f"{left / 2:.0f}", "battery.runtime": f"{left:.0f}"}
+    return Sample("ups", at, Comm.OK, said)
+
+
+def test_a_leader_without_a_rank_is_silent():
+    """All of its ranks have moved to other nodes: it has no number to order by, so those turn to one that has ranks."""
+    job = led()
+    moved = replace(job, members={rank: member(rank, "b") for rank in range(4)})
+    state = node("a", job=moved)
+
+    assert gossip.words(POLICY, node("a", job=job), gossip.Said(), NOW)[1]
+    assert () == gossip.words(POLICY, state, gossip.Said(), NOW)[1]
+    assert "none" == serve.flush_view(state).state.value
+    gone = {rank: replace(member(rank, "" if rank < 2 else "b"), gone="died") for rank in range(4)}
+    assert gossip.words(POLICY, node("a", job=replace(job, members=gone)), gossip.Said(), NOW)[1]
+
+
+def test_a_rank_that_has_ended_is_nobody_who_lives_elsewhere():
+    """Ranks 2 and 3 were on b, and are started anew on c: what b remembers of them changes nothing there."""
+    members = {rank: member(rank, "" if rank < 2 else "c") for rank in range(4)}
+    nodes = {"b": Node("b", "b:1", "bb", 1, NOW), "c": Node("c", "c:1", "bc", 1, NOW)}
+    job = led(members=members, nodes=nodes, order=order())
+    dead = tuple(RankState(rank, 900 + rank, step=7, gone="died") for rank in (2, 3))
+    parts = tuple(RankPart(rank, Part(trouble=f"rank {rank} died")) for rank in (2, 3))
+    told = OrderReport(OrderState(4, "ev", Purpose.STOP), parts)
+    state = heard(node("a", job=job), report(ranks=dead, order=told))
+
+    assert members == state.jobs[JOB].members
+    assert not any(part.trouble for part in state.jobs[JOB].order.parts.values())
+    back = heard(state, report(n=3))  # one that lives is believed
+    assert {"", "b"} == {each.node for each in back.jobs[JOB].members.values()}
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        report(seq=2**50),
+        report(term=2**40),
+        report(astray=2**50),
+        report(order=OrderReport(OrderState(2**50, "ev", Purpose.STOP))),
+        course(resumed=2**50),
+        course(order=OrderState(2**50, "ev", Purpose.STOP)),
+        course(quiesce=Farewell(2**50, "r")),
+    ],
+)
+def test_no_word_makes_a_node_count_on_from_the_end(word):
+    """An order's number must be one that the wire takes: beyond, nobody could be ordered anything any more."""
+    job = followed(lead=NO_LEADER) if isinstance(word, Course) else led()
+    state = node("b" if isinstance(word, Course) else "a", job=job)
+
+    assert state == heard(state, word)
+
+
+def test_another_run_under_the_same_name_has_saved_nothing():
+    """Plain torchrun names every job by its port: what the run before has saved, elsewhere, is none of this one's."""
+    saved = Saved(3, "ev", 5001, "step-0000005001.ev-3", NOW)
+    dead = {0: replace(member(0), gone="left (0)")}
+    state = node("a", job=Job(JOB, 4, members=dead, directory="/runs/A", saved=saved))
+    alive = node("a", job=Job(JOB, 4, members={1: member(1)}, directory="/runs/A", saved=saved))
+
+    assert decide(POLICY, state, hello(master="a"), NOW).state.jobs[JOB].saved is None
+    assert saved == decide(POLICY, alive, hello(master="a"), NOW).state.jobs[JOB].saved
 
 
 def test_a_course_names_the_leader():
