@@ -84,7 +84,8 @@ def test_a_leader_lets_its_followers_dial(sides, eventually):
     state = spanning("b", "a")
     eventually(lambda: b.lines.say(Policy(), state, time.monotonic()) or a.heard)
     now = time.monotonic()
-    leads = decide(Policy(), initial("x", now, node="a"), Observation(peers=(a.heard[-1],)), now).state
+    own = RankReport("job", 0, now, Hello("job", 0, 0, 2, 4712, "/c", master="a"))
+    leads = decide(Policy(), initial("x", now, node="a"), Observation(reports=(own,), peers=(a.heard[-1],)), now).state
     a.lines.say(Policy(), leads, time.monotonic())
     eventually(lambda: b.heard)
 
