@@ -50,7 +50,8 @@ def decide(policy: Policy, state: State, seen: Observation, now: float) -> Decis
     known = feeds.absorb(policy, state.feeds, seen.samples, now)
     for step in seen.loads:
         known = feeds.step_load(policy, known, now, step.factor)
-    power = feeds.view(policy, known, now, save_s=need.used_s + policy.margin_s, halt_s=need.halt_s)
+    outage = state.view.event_at is not None
+    power = feeds.view(policy, known, now, save_s=need.used_s + policy.margin_s, halt_s=need.halt_s, outage=outage)
     if state.phase is not Phase.ONLINE and power.on_battery is False:
         power = _as_seen(policy, known, power, now)
     state = replace(state, feeds=known, jobs=jobs, need=need, power=power)

@@ -18,16 +18,17 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from powerguard.core.bound import Bound
+from powerguard.core.bound import PARKED_BLIND_S, Bound
 from powerguard.core.capacity import LOAD_RISES
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.runway import bound as bound_runway
-from powerguard.core.runway import load_step
+from powerguard.core.runway import load_back, load_step, shows_volts
 from powerguard.core.status import parse
 from powerguard.core.supply import Feed, Supply, Verdict, hear, judge, troubles
+from powerguard.core.together import together
 from powerguard.core.types import Sample
 
-__all__ = ["Feed", "Power", "absorb", "bounds", "step_load", "view"]
+__all__ = ["Feed", "Power", "absorb", "bounds", "step_load", "unpark", "view"]
 
 LOAD_MOST_PCT = 100.0
 """A survivor that would carry more than its rating is presumed to trip."""
@@ -82,6 +83,23 @@ def step_load(policy: Policy, feeds: dict[str, Feed], now: float, factor: float)
     }
 
 
+def unpark(policy: Policy, feeds: dict[str, Feed], now: float, factor: float) -> dict[str, Feed]:
+    """Parked ranks train again, at *factor* of the load (see `runway.load_back`)."""
+    ours = {config.name for config in policy.feeds}
+    return {
+        name: replace(feed, runway=load_back(feed.runway, now, factor)) if name in ours else feed
+        for name, feed in feeds.items()
+    }
+
+
+def park_max_s(policy: Policy, feeds: dict[str, Feed]) -> float:
+    """So long ranks may stay parked on battery: less where no UPS shows a voltage to watch (`bound.py`)."""
+    heard = [(each, feeds[each.name].runway) for each in policy.feeds if each.name in feeds]
+    if any(runway.reading is None or shows_volts(config, runway) for config, runway in heard) or not heard:
+        return policy.park_max_s
+    return min(policy.park_max_s, PARKED_BLIND_S)
+
+
 def bounds(policy: Policy, feeds: dict[str, Feed], now: float, *, save_s: float, halt_s: float) -> dict[str, Bound]:
     """Each configured feed's own bound, with its evidence."""
     return {
@@ -97,10 +115,16 @@ def _bound(
     return bound_runway(policy, config, feeds[config.name].runway, now, save_s=save_s, halt_s=halt_s)
 
 
-def view(policy: Policy, feeds: dict[str, Feed], now: float, *, save_s: float, halt_s: float) -> Power:
-    """The node at *now*. *save_s*: what a save and the halt need, margin included; *halt_s*: what the halt needs."""
+def view(
+    policy: Policy, feeds: dict[str, Feed], now: float, *, save_s: float, halt_s: float, outage: bool = False
+) -> Power:
+    """The node at *now*. *save_s*: what a save and the halt need, margin included; *halt_s*: what the halt needs.
+
+    In an *outage* that is under way no battery test excuses anything.
+    """
     answers = bounds(policy, feeds, now, save_s=save_s, halt_s=halt_s)
-    judged = {name: judge(policy, feeds[name], answers[name], now, save_s=save_s) for name in answers}
+    each = {name: judge(policy, feeds[name], answers[name], now, save_s=save_s, outage=outage) for name in answers}
+    judged = together(policy, feeds, each, now)
     found = tuple(text for name, verdict in judged.items() for text in troubles(feeds[name], verdict, now))
     mains = [name for name, verdict in judged.items() if verdict.supply is Supply.MAINS]
     battery = [name for name, verdict in judged.items() if verdict.supply is Supply.BATTERY]

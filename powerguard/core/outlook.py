@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from powerguard.core.feeds import Power
+from powerguard.core.feeds import Power, park_max_s
 from powerguard.core.need import Need
 from powerguard.core.phase import Do, Flush, FlushView, PhaseView
 from powerguard.core.policy import Policy
@@ -87,6 +87,7 @@ def outlook(policy: Policy, state: State, now: float) -> Outlook:
 def _world(policy: Policy, state: State, power: Power, now: float) -> _World:
     flush = flush_view(state)
     taken_s = now - state.phase_since if state.phase is Phase.FLUSHING else 0.0
+    policy = replace(policy, park_max_s=park_max_s(policy, state.feeds))
     return _World(policy, state.view, power, state.need, flush, now + max(0.0, state.need.save_s - taken_s))
 
 

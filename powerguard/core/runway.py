@@ -163,7 +163,7 @@ def _begin(state: Runway, reading: Reading, now: float) -> Draw:
         # The battery did not age on mains, and it did not recharge to speak of: what was left is left.
         left = max(0.0, old.deadline - state.ended_at) if old.deadline >= 0.0 else -1.0
         return replace(
-            old, since=now, arrived=False, stepped_at=now, idle=False, settle=False, carry_s=left, carry_at=now,
+            old, since=now, arrived=False, stepped_at=now, idle=old.idle, settle=old.idle, carry_s=left, carry_at=now,
             carry_factor=1.0, prior_at=-1.0, raw=-1.0, raw1=-1.0, raw2=-1.0, deadline=-1.0, lb_since=-1.0, lb_polls=0,
             charge=step_charge(old.charge, now, 1.0), firmware=step_runtime(old.firmware, now), volts=Voltage(),
             load=Load(old.load.mean, old.load.ref),
@@ -252,3 +252,24 @@ def load_step(state: Runway, now: float, factor: float) -> Runway:
         at = now + left * stretch(draw, draw.load, 0.0, PERIOD_S)
         draw = replace(draw, raw=at, raw1=at, raw2=at, deadline=at, by="carried")
     return replace(state, draw=draw)
+
+
+def load_back(state: Runway, now: float, factor: float) -> Runway:
+    """Parked ranks train again: what was left at idle load is cut, of a discharge that a flap may go on with, too."""
+    if state.draw is not None:
+        return load_step(state, now, factor) if state.draw.idle else state
+    old = state.ended
+    if old is None or not old.idle:
+        return state
+    left = max(0.0, old.deadline - state.ended_at) / factor**capacity.LOAD_RISES
+    deadline = state.ended_at + left if old.deadline >= 0.0 else old.deadline
+    return replace(state, ended=replace(old, idle=False, deadline=deadline))
+
+
+def shows_volts(feed: FeedPolicy, state: Runway) -> bool:
+    """Whether the battery's voltage is a witness: lead-acid, of cells that are known."""
+    reading = state.reading
+    if reading is None or reading.voltage is None or capacity.lithium(feed, reading.chemistry, reading.voltage):
+        return False
+    known = state.mains.cells > 0.0 or reading.voltage_nominal is not None
+    return known and state.mains.volts_sane is not False

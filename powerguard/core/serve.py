@@ -40,6 +40,8 @@ def entered(policy: Policy, state: State, nxt: Next, now: float) -> State:
         # Said at each look: an outage may begin, or begin anew, while ranks are parked already.
         parks = PARKS if any(job.alive for job in state.jobs.values()) else NOBODY
         known = feeds.step_load(policy, known, now, parks)
+    if nxt.phase is Phase.ONLINE and state.phase is not Phase.ONLINE:
+        known = feeds.unpark(policy, known, now, 1.0 / PARKS)
     state = replace(state, view=nxt.view, event=event, event_n=event_n, stops=stops, feeds=known)
     return replace(state, deadline_at=_deadline_at(policy, state, now))
 

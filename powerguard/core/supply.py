@@ -1,10 +1,10 @@
 """What one feed is worth to the node right now: mains, battery, absent or unknown.
 
 1. Unknown isn't healthy: a feed never heard from, or unheard for `SILENT_S`, doesn't count as mains. It doesn't mean
-   an outage either; a feed last seen on battery stays on battery until it says otherwise.
-2. CAL and TEST excuse OB for `cal_max_s`, and never below the floor: a bound that is nearly used up, a strong signal,
-   a park or silence end the excuse (nut#2168: a stuck CAL blocked a real shutdown; nut#3026: CAL and one stale poll
-   halted).
+   an outage either; a feed last seen on battery stays on battery until it says otherwise (or others do: `together.py`).
+2. CAL and TEST excuse OB for `cal_max_s`, never in an outage that is under way, and never below the floor: a bound that
+   is nearly used up, a strong signal, a park or silence end the excuse (nut#2168: a stuck CAL blocked a real shutdown;
+   nut#3026: CAL and one stale poll halted).
 3. OFF for `off_s` is absent (APC self-tests show it for seconds: nut#2104); less than that it says nothing.
 4. FSD is a command if it is new, or if it comes with OB; FSD at first sight on line is a latch that upsd kept from
    before (hassio-addons/app-nut#368): it is reported, and never halts.
@@ -121,15 +121,15 @@ class Verdict(Struct, frozen=True):
     lost_at: float | None = None  # when it stopped being mains; None = it is mains, or nobody knows
 
 
-def judge(policy: Policy, feed: Feed, bound: Bound, now: float, *, save_s: float) -> Verdict:
-    """Rules 1-3."""
+def judge(policy: Policy, feed: Feed, bound: Bound, now: float, *, save_s: float, outage: bool = False) -> Verdict:
+    """Rules 1-3. *outage*: one is under way."""
     reading = feed.reading
     if reading is None or feed.last_good_at is None:
         return Verdict(Supply.UNKNOWN, f"{feed.name} was never heard from ({_comm_text(feed)})")
     if feed.off_since is not None and now - feed.off_since >= policy.off_s:
         return Verdict(Supply.ABSENT, f"{feed.name} says its output is off", feed.off_since + policy.off_s)
     if feed.on_battery is True:
-        return _on_battery(policy, feed, bound, now, save_s=save_s)
+        return _on_battery(policy, feed, bound, now, save_s=save_s, outage=outage)
     if feed.on_battery is None:
         return Verdict(Supply.UNKNOWN, f"{feed.name} says neither on line nor on battery", feed.last_good_at)
     if now - feed.last_good_at > SILENT_S:
@@ -139,13 +139,15 @@ def judge(policy: Policy, feed: Feed, bound: Bound, now: float, *, save_s: float
     return Verdict(Supply.MAINS, f"{feed.name} is on line")
 
 
-def _on_battery(policy: Policy, feed: Feed, bound: Bound, now: float, *, save_s: float) -> Verdict:
+def _on_battery(policy: Policy, feed: Feed, bound: Bound, now: float, *, save_s: float, outage: bool) -> Verdict:
     """On battery, unless a test excuses it (rule 2)."""
     since, tested = feed.outage_since, feed.test_since
     if tested is None:
         return Verdict(Supply.BATTERY, f"{feed.name} is on battery", since)
     if now - tested >= policy.cal_max_s:
         return Verdict(Supply.BATTERY, f"{feed.name} is on battery in a test without end", tested + policy.cal_max_s)
+    if outage:  # a flush lightens the load, and the longer runway would excuse it again
+        return Verdict(Supply.BATTERY, f"{feed.name} is on battery in a test, in an outage", tested)
     draw = feed.runway.draw
     if draw is not None and draw.idle:  # the excuse ended when it made us park: the longer runway is the park's doing
         return Verdict(Supply.BATTERY, f"{feed.name} is on battery in a test that ranks are parked for", tested)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from powerguard.core.bound import PARKED_BLIND_S
+from powerguard.core.decide import decide
 from powerguard.core.feeds import Power
 from powerguard.core.job import Job, Member
 from powerguard.core.messages import Pace
 from powerguard.core.need import Need, reckon
 from powerguard.core.outlook import NOTHING, SHOWN_MAX, SNAPSHOT, WORDS, outlook
 from powerguard.core.phase import PhaseView
-from powerguard.core.policy import Policy
-from powerguard.core.state import State
-from powerguard.core.types import Phase
+from powerguard.core.policy import FeedPolicy, Policy
+from powerguard.core.state import State, initial
+from powerguard.core.types import Comm, Observation, Phase, Sample
 
 POLICY = Policy()
 ON_LINE = Power(on_battery=False, online_since=0.0, runway_s=600.0, idle_runway_s=1200.0, by="prior", reason="OL")
@@ -114,3 +117,18 @@ def test_never_raises_and_goes_forward(phase, power, with_job):
     assert times == sorted(times)
     assert len(times) <= SHOWN_MAX
     assert all(step.what != WORDS[Phase.HALTING] for step in found.steps[:-1])
+
+
+@pytest.mark.parametrize(("voltage", "limit_s"), [("27.1", POLICY.park_max_s), (None, PARKED_BLIND_S)])
+def test_it_knows_how_long_ranks_stay_parked(voltage, limit_s):
+    """Without a voltage to watch that is a minute, and the page says so before it happens."""
+    policy = Policy(feeds=(FeedPolicy("ups", age_y=2.0),), on_battery="park")
+    seen, said = initial("b", 0.0), {"ups.status": "OL", "battery.charge": "100", "battery.runtime": "7200"}
+    if voltage is not None:
+        said |= {"battery.voltage": voltage, "battery.voltage.nominal": "24"}
+    for at in (1.0, 2.0, 3.0):
+        seen = decide(policy, seen, Observation(samples=(Sample("ups", at, Comm.OK, said),)), at).state
+    halted = next(step for step in outlook(policy, seen, 3.0).steps if step.what == WORDS[Phase.HALTING])
+
+    assert limit_s <= halted.in_s <= limit_s + 120.0
+    assert f"at most {limit_s:.0f} s" in halted.why
