@@ -28,7 +28,7 @@ from powerguard.core.types import Actions, Announce, Command, Halt, Observation,
 from powerguard.errors import InvariantError
 from powerguard.node.batteries import Batteries, about
 from powerguard.node.change import reloaded
-from powerguard.node.inbox import Wish
+from powerguard.node.inbox import Taken, Wish
 from powerguard.node.leave import going_down, last_resort, may_leave
 from powerguard.node.lessons import calm, learnt
 from powerguard.node.parts import Parts
@@ -39,6 +39,11 @@ from powerguard.node.wake import awake
 
 GREET_S = 1.0
 """A rank that doesn't register anew is asked again after this long."""
+
+STANDSTILL_S = 5.0
+"""More than this over what was to be waited: stopped, frozen with its virtual machine, or suspended."""
+ASK_AGAIN_S = 2.5
+"""A poll and its answer."""
 
 log = structlog.get_logger()
 
@@ -55,6 +60,7 @@ class Daemon:
         self._strangers = {(name, rank): 0.0 for name, job in state.jobs.items() for rank in job.members}
         self.replies = self._voice.replies  # to the operator's commands
         self._exit_code: int | None = None
+        self._ticked_at = self._started_at
 
     def run(self) -> int:
         """Until it is asked to stop; the exit code."""
@@ -125,12 +131,12 @@ class Daemon:
     def tick(self) -> None:
         """Gather, decide, check, journal, act, feed the watchdog."""
         parts = self._parts
-        taken = parts.inbox.drain(self._wait_s(), look_s(self.config.policy))
+        taken = self._taken()
         commands = [command for result in taken.results for command in self._halted(result)]
         commands += parts.system.commands(taken.shutdowns, self.state)
         for wish in taken.wishes:
             self._wish(wish)
-        now = parts.clock()
+        now = self._ticked_at = parts.clock()
         seen = replace(
             taken.seen,
             pages=(*taken.seen.pages, *self._pages(now)),
@@ -151,6 +157,16 @@ class Daemon:
         if self._stopping and self._may_leave(now):
             self._exit_code = 0
         parts.notify.watchdog(f"{decision.state.phase.value}: {decision.reason}")
+
+    def _taken(self) -> Taken:
+        """What has come in. After a standstill of this process, or of the node, the UPS is to be heard first: nobody
+        asked it meanwhile, and that is no silence of its own."""
+        look, wait_s = look_s(self.config.policy), self._wait_s()
+        taken = self._parts.inbox.drain(wait_s, look)
+        stood_still = self._parts.clock() - self._ticked_at > wait_s + STANDSTILL_S
+        if stood_still and self.state.phase is not Phase.ONLINE and not taken.seen.samples:
+            taken = taken.and_then(self._parts.inbox.drain(ASK_AGAIN_S, look))
+        return taken
 
     def _wait_s(self) -> float:
         now = self._parts.clock()

@@ -47,6 +47,16 @@ class Taken(Struct, frozen=True):
     shutdowns: tuple[Shutdown, ...] = ()
     wishes: tuple[str, ...] = ()
 
+    def and_then(self, later: Taken) -> Taken:
+        """Both, in this order."""
+        seen = {name: getattr(self.seen, name) + getattr(later.seen, name) for name in Observation.__struct_fields__}
+        return Taken(
+            Observation(**seen),
+            self.results + later.results,
+            self.shutdowns + later.shutdowns,
+            self.wishes + later.wishes,
+        )
+
 
 class Inbox:
     """`put` may be called from any thread and from a signal handler; `drain` by the loop alone.

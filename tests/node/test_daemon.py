@@ -7,6 +7,7 @@ import io
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import date
@@ -423,6 +424,32 @@ def test_parked_ranks_train_on_in_place_when_mains_are_back(tmp_path):
     assert any(isinstance(message, Resume) for _, message in bench.bus.sent)
     assert len(bench.ordered(Purpose.STOP)) == 2
     assert not bench.way.reasons
+
+
+def test_after_a_standstill_the_ups_is_heard_before_anything_is_decided(tmp_path):
+    """Parked, and the process was stopped for a minute, in which mains came back: nobody asked meanwhile, so nobody was
+    silent. A UPS that stays silent then is believed to be."""
+    bench = Bench(tmp_path)
+    bench.run(lambda state: bool(state.jobs) and bench.daemon.state.power is not None, most=10)
+    bench.outage()
+    bench.inbox.put(Command("park"))
+    bench.run(lambda state: state.phase is Phase.PARKED)
+    bench.clock.advance(60.0)
+    bench.inbox.put(Wish())
+    bench.mains()
+    answer = Sample(FEED, bench.clock(), Comm.OK, dict(bench.variables))
+    late = threading.Timer(0.2, lambda: bench.inbox.put(answer))
+    late.start()
+    bench.daemon.tick()
+    late.join()
+
+    assert Phase.PARKED is bench.daemon.state.phase
+    bench.outage()
+    bench.step()
+    bench.clock.advance(60.0)
+    bench.inbox.put(Wish())
+    bench.daemon.tick()
+    assert Phase.HALTING is bench.daemon.state.phase
 
 
 def test_a_dry_run_says_so_and_is_over_when_mains_are_back(tmp_path):
