@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from powerguard.cli import app
@@ -71,6 +72,29 @@ def test_the_daemonset_runs_a_configuration_that_loads(tmp_path):
     taint.chmod(0o755)
     text = text.replace("/etc/powerguard-secret/nut-password", str(secret)).replace("/etc/powerguard/taint", str(taint))
     assert loads(text, env={}).halt.method == "logind"
+
+
+@pytest.mark.parametrize(
+    ("facts", "does"),
+    [
+        ({"phase": "on_battery", "event": "e"}, "taint node gpu-07 --overwrite powerguard/on-battery=true:NoSchedule"),
+        ({"phase": "online", "event": ""}, "taint node gpu-07 powerguard/on-battery-"),
+        ({"job": "gpt", "step": 144}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_node_is_tainted_by_a_phase_and_by_nothing_else(tmp_path, facts, does):
+    """A generation that is durable only after the mains are back, or a worn battery, taints no node."""
+    yaml = pytest.importorskip("yaml")
+    documents = yaml.safe_load_all((ROOT / "docs" / "kubernetes" / "daemonset.yaml").read_text())
+    script = next(each for each in documents if each["kind"] == "ConfigMap")["data"]["taint"]
+    for name, text in {"taint": script, "kubectl": '#!/bin/sh\necho "$*"\n'}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "NODE_NAME": "gpu-07"}
+    env["POWERGUARD_FACTS"] = msgspec.json.encode(facts).decode()
+    done = subprocess.run([tmp_path / "taint"], env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == does
 
 
 def test_every_command_has_a_word_in_the_guide():

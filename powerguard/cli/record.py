@@ -78,8 +78,8 @@ def record(
 ) -> None:
     """Record a UPS into a trace: before, in and after an outage or a test on battery.
 
-    Every row is on the disk before the next poll, so what a power cut leaves is whole. `powerguard replay TRACE.csv`
-    tells what the runway would have said of it.
+    Every row is handed to the system before the next poll, so a power cut loses the last seconds at most. `powerguard
+    replay TRACE.csv` tells what the runway would have said of it.
     """
     within("--every", every, *EVERY_S, todo="upsd's drivers poll every 2 s or slower")
     within("--for", for_s, 0.0, todo="give seconds, 0 to record until Ctrl-C")

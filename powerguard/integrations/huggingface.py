@@ -90,6 +90,8 @@ class PowerguardCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         others = self._trainer.callback_handler.callbacks if self._trainer is not None else []
         mine = _TrainerState(state, [*others, control], ModelConfig(model))
         told = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "trainer": mine}
+        if self.guard is not None:  # `auto_find_batch_size` begins the loop anew where the device's memory is short
+            self.guard.close("began anew")
         self.guard = attach(told, self.directory, **self.options)
         self.guard.goes_on(state.global_step)
 
@@ -100,10 +102,13 @@ class PowerguardCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         if verdict:
             self.guard.close(verdict.reason)
             raise Halted(verdict, state.global_step)
-        if self._resuming is not None:
-            shutil.rmtree(self._resuming.parent, ignore_errors=True)
-            self._resuming = None
+        if not args.auto_find_batch_size:  # else the loop may yet begin anew, from there
+            self._clear()
         # An evaluation draws a random number, and a run that is resumed after this step won't repeat it.
+        self._random = rng.capture() if control.should_evaluate else None
+
+    def on_epoch_end(self, args: Args, state: TrainerState, control: Control, **kwargs: Any) -> None:
+        """An evaluation that is due at an epoch's end is asked for here, after its last step."""
         self._random = rng.capture() if control.should_evaluate else None
 
     def on_evaluate(self, args: Args, state: TrainerState, control: Control, **kwargs: Any) -> None:
@@ -114,8 +119,14 @@ class PowerguardCallback(TrainerCallback):  # type: ignore[misc]  # transformers
 
     def on_train_end(self, args: Args, state: TrainerState, control: Control, **kwargs: Any) -> None:
         """Training is over."""
+        self._clear()
         if self.guard is not None:
             self.guard.close("finished")
+
+    def _clear(self) -> None:
+        if self._resuming is not None:
+            shutil.rmtree(self._resuming.parent, ignore_errors=True)
+            self._resuming = None
 
 
 class ModelConfig:

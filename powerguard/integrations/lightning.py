@@ -53,6 +53,9 @@ _OURS = ("state_dict", "optimizer_states")
 _ORDER = "powerguard.order"
 """What stands beside Lightning's: see `Order`."""
 
+_LIVE, _AVERAGE = "current_model_state", "powerguard.average"
+"""`WeightAveraging` calls the trained weights the one, and its average "state_dict", which we keep as the other."""
+
 
 class PowerguardCallback(Callback):  # type: ignore[misc]  # lightning is typed where it is installed
     """Guards a run with checkpoints in *directory*; *options* are those of `powerguard.attach`."""
@@ -96,7 +99,7 @@ class PowerguardCallback(Callback):  # type: ignore[misc]  # lightning is typed 
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Everything is loaded, and the first iterator over the data is made."""
-        _refuse(trainer)
+        _refuse(trainer, self)
         for name, loader in _loaders(trainer):
             if not callable(getattr(loader, "state_dict", None)):
                 text = "Lightning begins its epoch anew after a restart; use torchdata's StatefulDataLoader"
@@ -187,6 +190,8 @@ class _Rest:
     def state_dict(self) -> dict[str, Any]:
         dumped = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         rest = {key: value for key, value in dumped.items() if key not in _OURS}
+        if rest.pop(_LIVE, None) is not None:  # it stands in the generation as the model
+            rest[_AVERAGE] = dumped["state_dict"]
         return {**rest, _ORDER: list(self._order.drawn_from)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -196,11 +201,13 @@ class _Rest:
 def checkpoint(found: Found) -> dict[str, Any]:
     """*found* as Lightning writes a checkpoint."""
     optimizers = found.values["optimizers"]
-    return {
-        **{key: value for key, value in found.values["lightning"].items() if key != _ORDER},
+    told = {
+        **{key: value for key, value in found.values["lightning"].items() if key not in (_ORDER, _AVERAGE)},
         "state_dict": found.values["model"],
         "optimizer_states": [optimizers[key] for key in sorted(optimizers, key=int)],
     }
+    average = found.values["lightning"].get(_AVERAGE)
+    return told if average is None else {**told, "state_dict": average, _LIVE: told["state_dict"]}
 
 
 def _at_an_epochs_start(trainer: Trainer) -> bool:
@@ -208,11 +215,17 @@ def _at_an_epochs_start(trainer: Trainer) -> bool:
     return bool(trainer.fit_loop.restarted_on_epoch_start)
 
 
-def _refuse(trainer: Trainer) -> None:
+def _refuse(trainer: Trainer, me: Callback) -> None:
     if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
         raise StateError(
             f"{type(trainer.strategy).__name__} gathers the model by collectives, which an emergency has no time for",
             todo="use DDP, or FSDP2 in a loop of your own with powerguard.attach",
+        )
+    later = trainer.callbacks[trainer.callbacks.index(me) + 1 :]
+    if any(kind.__name__ == "WeightAveraging" for one in later for kind in type(one).__mro__):
+        raise UsageError(
+            "a callback that averages weights comes after the boundary, and would be saved a step behind them",
+            todo="callbacks=[..., PowerguardCallback(...)]: put PowerguardCallback last",
         )
     for plugin in (trainer._accelerator_connector.cluster_environment,):
         if isinstance(plugin, SLURMEnvironment) and plugin.auto_requeue:

@@ -14,10 +14,11 @@ leaves as the order says (`core/follow.py`); everything bounded but a park, whic
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping, MutableSequence
+from collections.abc import Collection, Iterator, Mapping, MutableSequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -115,21 +116,25 @@ class Guard:
     def begin(self, path: str, prove: bool, leaver: Leaver | None) -> None:
         """Makes memory and room, then looks for the daemon. What is raised leaves nothing behind. Called by `attach`,
         as `keep_time` before it."""
-        flusher = self._saver.flusher
+        with self._or_nothing():
+            self._begin(path, prove, leaver)
+
+    @contextlib.contextmanager
+    def _or_nothing(self) -> Iterator[None]:
         try:
-            ready = flusher.prepare(self._saver.state, prove=prove)
+            yield
         except BaseException:
-            self._saver.close(0.0)
+            self.close("not attached")
             raise
+
+    def _begin(self, path: str, prove: bool, leaver: Leaver | None) -> None:
+        flusher = self._saver.flusher
+        ready = flusher.prepare(self._saver.state, prove=prove)
         for warning in ready.warnings:
             self._log.warning(warning)
         self._leaver, self._path = leaver, path
         if self.stage_every:
-            try:
-                self._stager()
-            except BaseException:
-                self._saver.close(0.0)
-                raise
+            self._stager()
         self._page = SharedPage(f"{self.identity.job}.{self.identity.rank}")
         self._cells = self._page.cells
         listener = Listener(self.identity, self._desk, self._saver, leaver, page=self._page.path, log=self._log)
@@ -166,7 +171,8 @@ class Guard:
         from powerguard.train.rhythm import Rhythm
 
         pace = self._saver.flusher.meter.pace
-        self._rhythm = Rhythm(every, self.directory, self.identity.world_size, pace, mtbf)
+        with self._or_nothing():
+            self._rhythm = Rhythm(every, self.directory, self.identity.world_size, pace, mtbf)
 
     def _arm(self, yes: bool) -> None:
         if not self._foreign:
@@ -274,7 +280,7 @@ class Guard:
                 keep=self._saver.keep,
                 flusher=self._saver.flusher,
             )
-            self._saver.also_waits_for = self._periodic.wait
+            self._saver.savings = self._periodic._savings
         return self._periodic
 
     def stage(self) -> bool:
@@ -365,7 +371,8 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close("finished" if kind is None else f"failed: {kind.__name__}")
+        well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        self.close(FINISHED if well else f"failed: {type(error).__name__}")
 
     def in_child(self) -> None:
         """In a forked child: the parent's page and socket are not to be touched."""
@@ -406,6 +413,7 @@ class StagingGuard(Guard):
         began = time.monotonic()
         try:
             if not self._desk.stopping:
+                self._saver.collect(leave=1)
                 self.save(step)
         except Exception as error:
             self._log.error("a periodic save failed", step=step, why=explain(error))

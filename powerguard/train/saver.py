@@ -11,16 +11,20 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from powerguard.core.follow import Deed, Save
 from powerguard.core.messages import Failed, Seal, Sealed, SealWritten, Shard, Staged
 from powerguard.errors import PowerguardError
+from powerguard.generations.names import parse_generation
 from powerguard.generations.seal import seal
 from powerguard.train.flush import Cancelled, Written
 from powerguard.train.flush import Staged as Copied
 from powerguard.train.log import Log, explain
 from powerguard.train.metered import MeteredFlusher
+
+if TYPE_CHECKING:
+    from powerguard.train.periodic import Saving
 
 
 class Worker:
@@ -95,7 +99,7 @@ class Saver:
         self._sealing: set[int] = set()
         self._retire_after: set[int] = set()  # orders whose seal this rank wrote
         self._settle_later = False
-        self.also_waits_for: Callable[[], object] = lambda: None  # the run's own saves under way
+        self.savings: list[Saving] = []  # the run's own, which nobody has asked after yet; its Checkpointer's list
 
     # ---- on the training thread ----------------------------------------------------------------------
 
@@ -149,12 +153,24 @@ class Saver:
     def quiet(self, within_s: float) -> bool:
         """Whether nothing is being written or sealed, at the latest after *within_s*."""
         ends = time.monotonic() + within_s
-        with contextlib.suppress(Exception):  # told to whoever calls the next save
-            self.also_waits_for()
+        for saving in tuple(self.savings):
+            with contextlib.suppress(Exception):  # told to whoever calls the next save
+                saving.result()
         return self._writer.idle(within_s) and self._sealer.idle(max(0.0, ends - time.monotonic()))
+
+    def collect(self, *, leave: int) -> None:
+        """Waits for all of the run's own saves but the *leave* newest, and logs what they met: nobody else asks."""
+        while len(self.savings) > leave:
+            saving = self.savings.pop(0)
+            try:
+                saving.result()
+            except Exception as error:
+                step, _ = parse_generation(saving.path.name) or (None, "")
+                self._log.error("a periodic save failed", step=step, why=explain(error))
 
     def finish(self, closing: Callable[[], object]) -> None:
         """Ends the run's own saves; what they met is logged, since nobody asks any more."""
+        self.collect(leave=0)
         try:
             closing()
         except Exception as error:

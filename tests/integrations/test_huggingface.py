@@ -9,7 +9,7 @@ transformers = pytest.importorskip("transformers", reason="transformers isn't in
 pytest.importorskip("accelerate", reason="accelerate isn't installed (make setup)")
 
 from powerguard.errors import UsageError  # noqa: E402
-from powerguard.generations import scan  # noqa: E402
+from powerguard.generations import lives, scan  # noqa: E402
 from powerguard.integrations.halted import Halted  # noqa: E402
 from powerguard.integrations.huggingface import RESUMING, PowerguardCallback  # noqa: E402
 
@@ -61,7 +61,7 @@ class Watch(transformers.TrainerCallback):
         self.ended += 1
 
 
-def train(tmp_path, outage, name, **options):
+def train(tmp_path, outage, name, *, also=(), **options):
     """One life of a run in the folder *name*: what it saw, and how it ended."""
     transformers.set_seed(3)
     model = Model()
@@ -74,7 +74,7 @@ def train(tmp_path, outage, name, **options):
     )  # fmt: skip
     data = Data()
     trainer = transformers.Trainer(
-        model=model, args=args, train_dataset=data, eval_dataset=data, callbacks=[watch, guard]
+        model=model, args=args, train_dataset=data, eval_dataset=data, callbacks=[watch, guard, *also]
     )
     try:
         trainer.train(resume_from_checkpoint=guard.resume(trainer))
@@ -90,20 +90,22 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("at", [4, 5])
-def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at):
+@pytest.mark.parametrize("options", [{"eval_strategy": "steps", "eval_steps": 1}, {"eval_strategy": "epoch"}])
+@pytest.mark.parametrize("at", [3, 4, 5])
+def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at, options):
     """Stopped at an epoch's last step or in mid-epoch: what comes after equals the run that nobody stopped.
 
-    It evaluates at every step. That covers the traps of its loop: a boundary inside an accumulation, a scheduler one
-    step behind, data that begins anew, an evaluation that draws random numbers, callbacks that run after the stop.
+    It evaluates at every step, or at an epoch's end. That covers the traps of its loop: a boundary inside an
+    accumulation, a scheduler one step behind, data that begins anew, an evaluation that draws random numbers, callbacks
+    that run after the stop.
     """
-    options = {"eval_strategy": "steps", "eval_steps": 1}
     whole, _ = train(tmp_path, outage, "whole", **options)
     outage.at = at
     before, halted = train(tmp_path, outage, "cut", **options)
     outage.over()
     after, end = train(tmp_path, outage, "cut", **options)
 
+    assert whole.evaluated
     assert halted is not None
     assert (halted.code, halted.step) == (75, max(before.seen))
     assert end is None
@@ -111,6 +113,41 @@ def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at):
     assert same(whole.seen, before.seen | after.seen)
     assert before.ended == 0, "what follows a training ran after the halt"
     assert [g.step for g in scan(tmp_path / "cut")] == [halted.step]
+    assert list((tmp_path / "cut" / RESUMING).iterdir()) == []
+
+
+class Short(transformers.TrainerCallback):
+    """The device's memory is short once, before step *at* of the training."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.at:
+            self.at = None
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_loop_that_begins_anew_is_guarded_again(tmp_path, outage, at):
+    """`auto_find_batch_size` begins again after the device's memory was short, with smaller batches."""
+    watch, end = train(tmp_path, outage, "anew", also=[Short(at)], auto_find_batch_size=True)
+
+    assert end is None
+    assert max(watch.seen) == 10
+    assert watch.ended == 1
+    assert lives.current(tmp_path / "anew").ended == "finished"
+
+
+def test_a_resumed_loop_that_begins_anew_is_resumed_again(tmp_path, outage):
+    """What it resumes from is still there, however late the memory was short."""
+    outage.at = 4
+    _, halted = train(tmp_path, outage, "cut", auto_find_batch_size=True)
+    outage.over()
+    watch, end = train(tmp_path, outage, "cut", also=[Short(halted.step + 1)], auto_find_batch_size=True)
+
+    assert end is None
+    assert sorted(watch.seen) == list(range(halted.step + 1, 11))
     assert list((tmp_path / "cut" / RESUMING).iterdir()) == []
 
 

@@ -11,6 +11,7 @@ lightning = pytest.importorskip("lightning.pytorch", reason="lightning isn't ins
 stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata isn't installed (make setup)")
 
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper  # noqa: E402
+from lightning.pytorch import callbacks  # noqa: E402
 from lightning.pytorch.plugins.environments import SLURMEnvironment  # noqa: E402
 
 from powerguard.errors import UsageError  # noqa: E402
@@ -82,7 +83,7 @@ class Trigger(lightning.Callback):
         self.ended = True
 
 
-def fit(tmp_path, outage, name, *, loader=None, validate=False, **options):
+def fit(tmp_path, outage, name, *, loader=None, validate=False, before=(), after=(), **options):
     """One life of a run in the folder *name*."""
     lightning.seed_everything(3, verbose=False)
     loader = loader() if callable(loader) else loader
@@ -90,8 +91,8 @@ def fit(tmp_path, outage, name, *, loader=None, validate=False, **options):
     guard = PowerguardCallback(tmp_path / name, **outage.options)
     trainer = lightning.Trainer(
         accelerator="cpu", devices=1, max_epochs=3, accumulate_grad_batches=2, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[trigger, guard], num_sanity_val_steps=0,
-        val_check_interval=2, default_root_dir=tmp_path, **options,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[trigger, *before, guard, *after],
+        num_sanity_val_steps=0, val_check_interval=2, default_root_dir=tmp_path, **options,
     )  # fmt: skip
     loader = loader or stateful.StatefulDataLoader(DATA, batch_size=3, shuffle=True)
     check = torch.utils.data.DataLoader(DATA, batch_size=12) if validate else None
@@ -149,6 +150,32 @@ def test_a_run_is_resumed_bit_by_bit(tmp_path, outage, at, validate, loader):
         later, True
     )
     assert list((tmp_path / "cut" / RESUMING).iterdir()) == []
+
+
+@pytest.mark.parametrize("at", [5, 8])
+def test_an_average_of_the_weights_is_resumed_bit_by_bit(tmp_path, outage, at):
+    """Lightning puts the average where the weights were; the training goes on with the weights, and ends with it."""
+
+    def averaging():
+        return {"before": [callbacks.EMAWeightAveraging(decay=0.9)]}
+
+    whole, _, _ = fit(tmp_path, outage, "whole", validate=True, **averaging())
+    outage.at = at
+    _, _, halted = fit(tmp_path, outage, "cut", validate=True, **averaging())
+    outage.over()
+    after, _, end = fit(tmp_path, outage, "cut", validate=True, **averaging())
+
+    assert halted is not None
+    assert end is None
+    assert [step for step in after.seen if not torch.equal(after.seen[step], whole.seen[step])] == []
+    assert not torch.equal(whole.net[0].weight, whole.seen[12])
+    assert torch.equal(after.net[0].weight, whole.net[0].weight)
+
+
+def test_an_average_that_comes_after_the_boundary_is_refused(tmp_path, outage):
+    """It would be saved without the step that the weights are of."""
+    with pytest.raises(UsageError, match="PowerguardCallback last"):
+        fit(tmp_path, outage, "after", after=[callbacks.EMAWeightAveraging(decay=0.9)])
 
 
 def test_what_was_pickled_by_permission_is_read_by_it(tmp_path, outage):

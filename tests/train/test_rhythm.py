@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 
 import powerguard  # noqa: E402
 from powerguard.core.messages import Pace  # noqa: E402
-from powerguard.errors import UsageError  # noqa: E402
-from powerguard.generations import lives, scan  # noqa: E402
+from powerguard.errors import DirectoryError, UsageError  # noqa: E402
+from powerguard.generations import generation_name, lives, scan  # noqa: E402
 from powerguard.generations.lives import ANNOUNCED, FINISHED, Life  # noqa: E402
 from powerguard.train.rhythm import FIRST_STEPS, GROWTH, Rhythm, seconds  # noqa: E402
 
@@ -101,6 +101,45 @@ def test_boundaries_save_by_themselves(tmp_path):
     assert [(g.step, g.sealed) for g in scan(tmp_path)] == [(8, True), (4, True)]
     with attach(tmp_path, save_every=4) as guard:
         assert guard.resume() == 9
+
+
+@pytest.mark.parametrize("fails", [(10,), (20,), (40,), (10, 20), (30, 40)])
+def test_a_save_that_fails_costs_no_other(tmp_path, capfd, fails):
+    """What stands in the way of a write in the background: the log names its step, and the others are taken."""
+    with attach(tmp_path, save_every=10, keep=9) as guard:
+        guard.resume()
+        for step in fails:  # a file where the generation's folder goes
+            (tmp_path / generation_name(step, f"p{guard._checkpointer().attempt}")).write_text("")
+        for step in range(45):
+            guard.boundary(step)
+
+    told = [line for line in capfd.readouterr().err.splitlines() if "a periodic save failed" in line]
+    assert {g.step for g in scan(tmp_path) if g.sealed} == {0, 10, 20, 30, 40} - set(fails)
+    assert len(told) == len(fails)
+    assert all(f"step={step}" in line for step, line in zip(fails, told, strict=True))
+
+
+def test_what_a_save_met_is_raised_by_the_next_that_is_called_for(tmp_path):
+    """Also if an order waited for it in between."""
+    with attach(tmp_path) as guard:
+        guard.resume()
+        (tmp_path / generation_name(1, f"p{guard._checkpointer().attempt}")).write_text("")
+        guard.save(1)
+        guard._saver.quiet(60.0)
+        with pytest.raises(DirectoryError):
+            guard.save(2, wait=True)
+
+
+@pytest.mark.parametrize(("code", "ended"), [(None, FINISHED), (0, FINISHED), (3, "failed: SystemExit")])
+def test_leaving_with_code_0_is_an_end_as_good_as_any(tmp_path, code, ended):
+    """`sys.exit(guard.exit_code)` inside of the context."""
+    guard = attach(tmp_path)
+    guard.resume()
+    guard.boundary(0)
+    with pytest.raises(SystemExit), guard:
+        sys.exit(code)
+
+    assert lives.current(tmp_path).ended == ended
 
 
 def test_a_life_that_ends_without_a_word_is_told_by_the_next(tmp_path, capfd):

@@ -255,6 +255,27 @@ def test_only_our_threads_are_there_and_they_go(attach):
     assert set(threading.enumerate()) <= before
 
 
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"save_every": "5 parsecs"}, UsageError),
+        ({"save_every": 10, "job": "j", "rank": 0, "world_size": 2}, StateError),  # no name for this start of the ranks
+    ],
+)
+def test_an_attach_that_fails_leaves_nothing_behind(attach, tmp_path, monkeypatch, options, error):
+    """No thread, no page that tells of a step, no room kept on the disk, and no guard in the way of the next one."""
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    attach().close()
+    before = set(threading.enumerate())
+    with pytest.raises(error):
+        attach(**options)
+
+    assert set(threading.enumerate()) <= before
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"powerguard-page.{os.getpid()}.")]
+    assert sorted(path.name for path in (tmp_path / "ckpt").rglob("*ballast*")) == []
+    attach()
+
+
 def test_descriptors_do_not_leak(attach):
     """Attach and close, ten times over."""
     attach().close()
