@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import uuid
 from collections.abc import Collection, Mapping
@@ -21,6 +22,7 @@ from powerguard.generations.seal import seal_if_whole
 from powerguard.train.flush import Flusher, LoadReport, Staged, Written
 from powerguard.train.load import refuse_others
 from powerguard.train.one_place import find_mark, leave_mark
+from powerguard.train.rendezvous import agent_store, ask, tell
 from powerguard.train.replicas import Storage
 
 _KEY = "powerguard/checkpoint"
@@ -65,8 +67,9 @@ class Checkpointer:
 
         With *keep*, older sealed generations are deleted after each save. *attempt* must differ from start to start
         and be the same on all ranks; it is found by itself where torch.distributed is initialised or torchrun started
-        the ranks. Raises StateError where it can't be, DirectoryError where this rank sees another directory than
-        rank 0 does. A *flusher* that is given is shared, and stays its owner's.
+        the ranks: then all ranks make their Checkpointers in the same order, and wait for each other. Raises
+        StateError where it can't be found, or a rank doesn't come, DirectoryError where this rank sees another
+        directory than rank 0 does. A *flusher* that is given is shared, and stays its owner's.
         """
         self.rank = _rank() if rank is None else rank
         self.world_size = _world_size() if world_size is None else world_size
@@ -85,6 +88,8 @@ class Checkpointer:
             replicated=replicated,
         )
         self._names: dict[int, int] = {}
+        one_of_many = f"{_digest(str(self.directory))}/" if attempt else ""  # which may all have the attempt given
+        self._key = f"{_KEY}/load/{one_of_many}{self.attempt}"
         self._rounds = 0
         self._background = ThreadPoolExecutor(1, "powerguard-save")
         self._savings: list[Saving] = []
@@ -158,7 +163,7 @@ class Checkpointer:
         damaged: dict[str, str] = {}
         while True:
             self._rounds += 1
-            key = f"{_KEY}/{_digest(str(self.directory))}/{self.attempt}/{self._rounds}"
+            key = f"{self._key}/{self._rounds}"
             if self.rank == 0:
                 found = latest(self.directory, verify=False, world_size=self.world_size, cap=cap, exclude=damaged)
                 reasons = "; ".join(map(str, found.skipped))
@@ -212,36 +217,35 @@ class Checkpointer:
         self.close()
 
 
-_made: dict[str, int] = {}
+_made = itertools.count(1)
+"""Numbers this process's Checkpointers of several ranks: all ranks make theirs in the same order."""
 
 
 def _attempt(directory: str, rank: int, world_size: int) -> str:
     """A name that all ranks of this start have and no other start has.
 
-    Raises DirectoryError where this rank sees another *directory* than rank 0.
+    Raises StateError where they have no store to agree on it, DirectoryError where this rank sees another *directory*
+    than rank 0.
     """
     if world_size == 1:
         return uuid.uuid4().hex[:8]
-    store = _store()
-    if store is not None:
-        digest = _digest(os.path.abspath(directory))
-        _made[digest] = _made.get(digest, 0) + 1
-        key = f"{_KEY}/attempt/{digest}/{_made[digest]}"
-        if rank == 0:
-            name = uuid.uuid4().hex[:8]
-            store.set(key, name if leave_mark(Path(directory), name) else f"{name}!")
-            return name
-        name, unmarked, _ = store.get(key).decode().partition("!")
-        if not unmarked:
-            find_mark(Path(directory), name, rank=rank)
-        return str(name)
-    run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    if run == "none":
+    key = f"{_KEY}/attempt/{next(_made)}"  # without the directory: each rank may have another name for it
+    store = _store() or agent_store()
+    if store is None:
         raise StateError(
             "ranks have no name in common for this start of the run",
-            todo="initialise torch.distributed first, or give attempt=",
+            todo="initialise torch.distributed before this, or start the ranks with torchrun "
+            "(a Checkpointer can be given attempt= instead)",
         )
-    return _digest(f"{run}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}")[:8]
+    if rank == 0:
+        name = uuid.uuid4().hex[:8]
+        tell(store, key, world_size, name if leave_mark(Path(directory), name) else f"{name}!")
+        return name
+    name, unmarked, _ = ask(store, key, rank, world_size).partition("!")
+    del store  # torchrun's is connected to for no longer than that
+    if not unmarked:
+        find_mark(Path(directory), name, rank=rank)
+    return name
 
 
 def _digest(text: str) -> str:

@@ -1,13 +1,15 @@
 """Real ranks over gloo, for the tests of sharded state: ``python ranks.py DIRECTORY WHAT:KIND:WORLD ...``.
 
-Each stage forks its ranks and prints one JSON line from rank 0. The model, its data and its training depend on the step
-alone, so that stages can be compared.
+Each stage forks its ranks and prints one JSON line from rank 0. Under torchrun, ``ranks.py DIRECTORY`` is one rank of
+`started`. The model, its data and its training depend on the step alone, so that stages can be compared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -180,6 +182,70 @@ def apart(kind: str, rank: int, world: int, directory: Path) -> dict[str, Any]:
     return {"told": told}
 
 
+def named_apart(kind: str, rank: int, world: int, directory: Path) -> dict[str, Any]:
+    """A folder of each rank's own, of another name on each; what each is told."""
+    one_place.WITHIN_S = 0.5
+    words = [""] * world
+    try:
+        Checkpointer(directory / f"node-{rank}").close()
+    except DirectoryError as error:
+        words[rank] = error.message
+    told: list[Any] = [None] * world
+    dist.all_gather_object(told, words[rank])
+    return {"told": told}
+
+
+def many_names(kind: str, rank: int, world: int, directory: Path) -> dict[str, Any]:
+    """One folder, which each rank has another name for: saved together, loaded together."""
+    (directory / "shared").mkdir(exist_ok=True)
+    own = directory / f"mount-{rank}"
+    own.symlink_to(directory / "shared")
+    with Checkpointer(own) as checkpointer:
+        checkpointer.save({"rank": rank}, 4)
+        dist.barrier()
+        report = checkpointer.load({"rank": 0})
+    values: list[Any] = [None] * world
+    dist.all_gather_object(values, report and report.values)
+    return {"values": values}
+
+
+def sockets() -> set[str]:
+    """This process's open connections."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return {link for link in links if link.startswith("socket:")}
+
+
+def started(directory: Path) -> None:
+    """Under torchrun: agrees before torch.distributed is there, initialises it, agrees again.
+
+    With a rank's number in DYING, that rank exits once it has agreed in its first life.
+    """
+    torch.set_num_threads(1)
+    life = directory / f"life-{os.environ['RANK']}"
+    lived = life.exists()
+    life.touch()
+    open_before, threads_before = sockets(), len(os.listdir("/proc/self/task"))
+    with Checkpointer(directory / "shared") as saver:
+        assert (sockets(), len(os.listdir("/proc/self/task"))) == (open_before, threads_before)
+    rank = saver.rank
+    if "DYING" in os.environ and not lived:
+        if os.environ["DYING"] == str(rank):
+            sys.exit(1)
+        signal.pause()  # until the agent ends this life, before gloo's addresses are in the store
+    dist.init_process_group("gloo")
+    with Checkpointer(directory / "shared") as later:
+        mine = [saver.attempt, later.attempt, os.environ["TORCHELASTIC_RESTART_COUNT"]]
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, mine)
+    if rank == 0:
+        attempts, afterwards, restarts = (list(each) for each in zip(*told, strict=True))
+        print(json.dumps({"attempts": attempts, "afterwards": afterwards, "restarts": restarts}), flush=True)
+    dist.destroy_process_group()
+
+
 def durable_dcp(kind: str, rank: int, world: int, directory: Path) -> dict[str, Any]:
     """All ranks through our DCP writer, read by stock dcp.load."""
     state = build(kind, world)
@@ -207,6 +273,8 @@ def main(rank: int, what: str, kind: str, world: int, directory: Path) -> None:
 
 
 if __name__ == "__main__":
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        started(Path(sys.argv[1]))
     torch.set_num_threads(1)  # no pool of torch's threads may exist when we fork
     for stage in sys.argv[2:]:
         what, kind, world = stage.split(":")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -160,17 +162,53 @@ def test_every_rank_has_its_space_reserved_anew_after_a_save(tmp_path):
         closing.close()
 
 
-def test_torchrun_names_the_start(tmp_path, monkeypatch):
-    """Under torchrun, ranks have its run and restart count in common."""
+@pytest.mark.parametrize("served", ["", "False", "True"])
+def test_torchrun_s_id_is_no_name_for_the_start(tmp_path, monkeypatch, served):
+    """A job that is requeued has the same: without the agent's store, or where it can't be reached, it's an error."""
     from powerguard.checkpoint import Checkpointer
+    from powerguard.train import rendezvous
 
-    names = set()
-    for restart in ("0", "0", "1"):
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "abc")
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart)
-        with Checkpointer(tmp_path, rank=0, world_size=2) as saver:
-            names.add(saver.attempt)
-    assert len(names) == 2
+    with socket.socket() as deaf:  # bound, but nobody listens
+        deaf.bind(("127.0.0.1", 0))
+        env = {"RUN_ID": "4711", "RESTART_COUNT": "0", "USE_AGENT_STORE": served}
+        for name, value in env.items():
+            monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(deaf.getsockname()[1]))
+        monkeypatch.setattr(rendezvous, "REACH_S", 0.2)
+        with pytest.raises(StateError, match=r"no name in common(?s:.*)torchrun"):
+            Checkpointer(tmp_path, rank=0, world_size=2)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_never_comes_is_an_error(tmp_path, monkeypatch, rank):
+    """Who waits for it is told which order is wanted."""
+    from powerguard.checkpoint import Checkpointer
+    from powerguard.train import rendezvous
+
+    server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(server.port))
+    monkeypatch.setattr(rendezvous, "WAIT_S", 0.2)
+    with pytest.raises(StateError, match=r"in vain(?s:.*)same order"):
+        Checkpointer(tmp_path, rank=rank, world_size=2)
+
+
+def test_what_an_earlier_start_has_asked_is_nobody_s_name():
+    """Each of this start's ranks gets this start's name, whatever the store holds from before."""
+    from powerguard.train.rendezvous import ask, tell
+
+    server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for rank in (1, 2):
+        server.set(f"k/asks/{rank}", f"old{rank}")  # and died
+    with ThreadPoolExecutor(3) as ranks:
+        for name in ("one", "two"):
+            clients = [torch.distributed.TCPStore("127.0.0.1", server.port, is_master=False) for _ in range(3)]
+            told = ranks.submit(tell, clients[0], "k", 3, name)
+            asked = [ranks.submit(ask, clients[rank], "k", rank, 3) for rank in (1, 2)]
+            assert [name] * 2 == [future.result() for future in asked]
+            told.result()
 
 
 def run_main(*arguments: Any) -> int:

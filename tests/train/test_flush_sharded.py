@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +67,65 @@ def test_directories_of_their_own_are_refused_at_the_start(tmp_path):
     first, *others = got["told"]
     assert first == ""
     assert all("isn't the one that rank 0 sees" in word for word in others)
+
+
+def test_directories_of_other_names_are_refused_as_well(tmp_path):
+    """Names that hold the node's are no reason to wait for a rank that will never answer."""
+    (got,) = run(tmp_path, "named_apart:ddp:3")
+    first, *others = got["told"]
+    assert first == ""
+    assert all("isn't the one that rank 0 sees" in word for word in others)
+
+
+def test_one_directory_may_have_many_names(tmp_path):
+    """What counts is that all see the same: ranks agree on a name, and on what to load."""
+    (got,) = run(tmp_path, "many_names:ddp:2")
+    assert got["values"] == [{"rank": 0}, {"rank": 1}]
+
+
+def torchrun(directory: Path, *options: str, **env: str) -> subprocess.Popen[str]:
+    """One agent with its ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-id", "4711", *options]
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "POWERGUARD_"))} | env
+    return subprocess.Popen(
+        [*command, str(RANKS), str(directory)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def answers(*agents: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """What rank 0 has printed, under whichever agent it was."""
+    try:
+        out = [agent.communicate(timeout=120) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert all(agent.returncode == 0 for agent in agents), "".join(err[-3000:] for _, err in out)
+    return [json.loads(line) for text, _ in out for line in text.splitlines() if line.startswith("{")]
+
+
+def test_torchrun_s_ranks_agree_before_torch_distributed_is_initialised(tmp_path):
+    """Two starts of one id, as of a job that is requeued, have names of their own; the process group comes later."""
+    options = ("--rdzv-endpoint", "localhost:0", "--nproc-per-node", "2")
+    names = set()
+    for _ in range(2):
+        (got,) = answers(torchrun(tmp_path, *options))
+        for attempts in (got["attempts"], got["afterwards"]):
+            assert attempts == attempts[:1] * 2
+            names.add(attempts[0])
+    assert len(names) == 4
+
+
+def test_torchrun_s_ranks_agree_after_a_restart(tmp_path):
+    """torchrun's store holds what the first life left, and a restart counts on the node alone whose rank has died."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    options = ("--rdzv-endpoint", f"localhost:{port}", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2")
+    (got,) = answers(*[torchrun(tmp_path, *options, "--monitor-interval", "0.1", DYING="1") for _ in range(2)])
+    assert sorted(got["restarts"]) == ["0", "1"]
+    assert got["attempts"] == got["attempts"][:1] * 2
+    marks = {path.name for path in (tmp_path / "shared" / ".powerguard").rglob("*") if path.is_file()}
+    assert got["attempts"][0] in marks
 
 
 def test_the_durable_dcp_writer_with_several_ranks(tmp_path):
