@@ -54,9 +54,9 @@ def attach(
 
     With *save_every* `boundary` takes the run's periodic checkpoints too: 100 (steps), "5min", or "auto", which is what
     costs least by the measured time that a save blocks training and by how often failures come unannounced: as *mtbf*
-    says ("30d", of all failures), else as this directory's record of interruptions has it. All ranks give the same; with
-    several they agree on a name for the saves of this start here, and wait for each other: by torch.distributed, or by
-    torchrun's own store before that is initialised.
+    says ("30d", of all failures), else as this directory's record of interruptions has it. All ranks give the same,
+    and agree here on a name for the saves of this start: they wait for each other, by torch.distributed, or before that
+    is initialised by torchrun's own store.
 
     Raises StateError where *state* can't be saved, DirectoryError where *dir* can't be written, UsageError where there
     is a guard already or nothing says which rank this is, MissingDependency without torch.
