@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from powerguard.core import capacity
 from powerguard.core.bound import FROM_S, Bound, bound
-from powerguard.core.combine import Poll, stretch
+from powerguard.core.combine import STRETCH_MAX, Poll, stretch
 from powerguard.core.discharge import Discharge
 from powerguard.core.draw import EMPTY, PRESENT, Draw, Mains, Runway, Tally
 from powerguard.core.evidence import step_charge, step_runtime
@@ -255,13 +255,19 @@ def load_step(state: Runway, now: float, factor: float) -> Runway:
 
 
 def load_back(state: Runway, now: float, factor: float) -> Runway:
-    """Parked ranks train again: what was left at idle load is cut, of a discharge that a flap may go on with, too."""
-    if state.draw is not None:
-        return load_step(state, now, factor) if state.draw.idle else state
-    old = state.ended
+    """Parked ranks train again: what was left at idle load is cut, of a discharge that a flap may go on with, too.
+
+    By as much as the park stretched it, as far as that was measured, else by *factor*.
+    """
+    old = state.ended if state.draw is None else state.draw
     if old is None or not old.idle:
         return state
-    left = max(0.0, old.deadline - state.ended_at) / factor**capacity.LOAD_RISES
+    eased = max(factor, stretch(old, old.load, max(0.0, state.at - old.carry_at), PERIOD_S))
+    if state.idle_ratio > 0.0:
+        eased = min(STRETCH_MAX, max(1.0, 1.0 / state.idle_ratio))
+    if state.draw is not None:
+        return load_step(state, now, eased)
+    left = max(0.0, old.deadline - state.ended_at) / eased
     deadline = state.ended_at + left if old.deadline >= 0.0 else old.deadline
     return replace(state, ended=replace(old, idle=False, deadline=deadline))
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from powerguard.core import agree, feeds, seats
 from powerguard.core.between import NODE_GONE_S, NODE_LOST_S, SNAPSHOT_MERGE_S
+from powerguard.core.combine import STRETCH_TRUST
 from powerguard.core.job import Call, Due, Job, Node, astray, here, not_durable, quiet
 from powerguard.core.messages import Notice, Purpose
 from powerguard.core.phase import Do, Flush, FlushView, Next
@@ -41,7 +42,7 @@ def entered(policy: Policy, state: State, nxt: Next, now: float) -> State:
         parks = PARKS if any(job.alive for job in state.jobs.values()) else NOBODY
         known = feeds.step_load(policy, known, now, parks)
     if nxt.phase is Phase.ONLINE and state.phase is not Phase.ONLINE:
-        known = feeds.unpark(policy, known, now, 1.0 / PARKS)
+        known = feeds.unpark(policy, known, now, STRETCH_TRUST / PARKS)
     state = replace(state, view=nxt.view, event=event, event_n=event_n, stops=stops, feeds=known)
     return replace(state, deadline_at=_deadline_at(policy, state, now))
 
