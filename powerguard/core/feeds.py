@@ -13,13 +13,14 @@ then the others carry more, so the node's bound is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from powerguard.core.bound import PARKED_BLIND_S, Bound
 from powerguard.core.capacity import LOAD_RISES
+from powerguard.core.draw import Runway
 from powerguard.core.policy import FeedPolicy, Policy
 from powerguard.core.runway import bound as bound_runway
 from powerguard.core.runway import load_back, load_step, shows_volts
@@ -76,20 +77,18 @@ def absorb(policy: Policy, feeds: dict[str, Feed], samples: Iterable[Sample], no
 
 def step_load(policy: Policy, feeds: dict[str, Feed], now: float, factor: float) -> dict[str, Feed]:
     """We change the node's load to *factor* of what it is (see `runway.load_step`)."""
-    ours = {config.name for config in policy.feeds}
-    return {
-        name: replace(feed, runway=load_step(feed.runway, now, factor)) if name in ours else feed
-        for name, feed in feeds.items()
-    }
+    return _runways(policy, feeds, lambda runway: load_step(runway, now, factor))
 
 
 def unpark(policy: Policy, feeds: dict[str, Feed], now: float, factor: float) -> dict[str, Feed]:
     """Parked ranks train again, at *factor* of the load (see `runway.load_back`)."""
+    return _runways(policy, feeds, lambda runway: load_back(runway, now, factor))
+
+
+def _runways(policy: Policy, feeds: dict[str, Feed], after: Callable[[Runway], Runway]) -> dict[str, Feed]:
+    """The configured feeds with another runway each."""
     ours = {config.name for config in policy.feeds}
-    return {
-        name: replace(feed, runway=load_back(feed.runway, now, factor)) if name in ours else feed
-        for name, feed in feeds.items()
-    }
+    return {name: replace(feed, runway=after(feed.runway)) if name in ours else feed for name, feed in feeds.items()}
 
 
 def park_max_s(policy: Policy, feeds: dict[str, Feed]) -> float:
