@@ -280,7 +280,7 @@ class Guard:
                 keep=self._saver.keep,
                 flusher=self._saver.flusher,
             )
-            self._saver.savings = self._periodic._savings
+            self._saver.savings = self._periodic.savings
         return self._periodic
 
     def stage(self) -> bool:

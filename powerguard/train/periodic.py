@@ -92,7 +92,7 @@ class Checkpointer:
         self._key = f"{_KEY}/load/{one_of_many}{self.attempt}"
         self._rounds = 0
         self._background = ThreadPoolExecutor(1, "powerguard-save")
-        self._savings: list[Saving] = []
+        self.savings: list[Saving] = []  # under way, or not asked after yet
 
     @property
     def directory(self) -> Path:
@@ -112,18 +112,18 @@ class Checkpointer:
 
         An error of an earlier save that nobody asked for is raised here.
         """
-        while len(self._savings) > 1:
-            self._savings.pop(0).result()
+        while len(self.savings) > 1:
+            self.savings.pop(0).result()
         name = self._name(step)
         staged = self._flusher.stage(state, step)
         future = self._background.submit(self._write, staged, name)
-        self._savings.append(Saving(self.directory / name, staged.stage_s, future))
-        return self._savings[-1]
+        self.savings.append(Saving(self.directory / name, staged.stage_s, future))
+        return self.savings[-1]
 
     def wait(self) -> None:
         """Until no save is under way; raises the first error of one."""
-        while self._savings:
-            self._savings.pop(0).result()
+        while self.savings:
+            self.savings.pop(0).result()
 
     def _write(self, staged: Staged, name: str) -> Written:
         written = self._flusher.write(staged, name)
